@@ -1,0 +1,57 @@
+# Everything a user or a machine needs, from a fresh clone: Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := constraints.txt
+SEED ?= 0
+MODEL ?= runs/models/order_desk-$(SEED)
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test test-slow check docs format clean bench-demo bench-loop
+
+$(VENV)/.base: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[test]'
+	touch $@
+
+$(VENV)/.check: $(VENV)/.base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[check]'
+	touch $@
+
+demo: $(VENV)/.base  ## Train the default agent on this machine's processor; show hold-out success before and after
+	$(BIN)/hotpot model warmstart recipes/order_desk.toml run.seed=$(SEED) --out $(MODEL) --overwrite
+	$(BIN)/hotpot train recipes/order_desk.toml run.seed=$(SEED) model.path=$(MODEL)
+
+test: $(VENV)/.test  ## The fast tests
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: $(VENV)/.test  ## The tests that take longer than a few seconds
+	$(BIN)/pytest -m slow
+
+check: $(VENV)/.check $(VENV)/.test  ## Formatter, linter, types, import floors, documentation
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
+
+format: $(VENV)/.check  ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.base  ## Write the generated pages of docs/
+	$(BIN)/python docs/generate.py
+
+bench-demo: $(VENV)/.base  ## Five seeds of the demo that were not used for tuning
+	$(BIN)/python benchmarks/demo.py
+
+bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against the reference loop
+	$(BIN)/python benchmarks/loop.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

@@ -1,0 +1,322 @@
+"""The whole algorithm in one file: warm start, rollout, group advantages, clipped policy gradient, hold-out evaluation.
+
+No store, no engine, no processes: what Hotpot's parts do together, written so that it can be read in one sitting. It
+shares no code with Hotpot's engine, rollout or learner; it imports the records, the environment and the decoder.
+
+    python examples/reference_loop.py [--seed 0] [--updates 60]
+
+The algorithm: imitate a careless demonstrator, then repeat { sample 16 tasks x 8 episodes; advantage = reward minus the
+mean of the task's own episodes (arXiv:2503.20783); one pass of 4 clipped policy-gradient steps (arXiv:1707.06347) on the
+tokens the model sampled, and on nothing else }.
+"""
+
+import argparse
+import random
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from hotpot.envs import BoundEnvironment, Environment, load_environment
+from hotpot.ids import canonical_json
+from hotpot.models import Decoder, DecoderConfig, KeyValueCache, PolicyTokenizer, train_tokenizer
+from hotpot.types import Action, Message, Observation, Role, Split, Task, ToolCall
+
+MAX_STEPS, MAX_STEP_TOKENS, MAX_CONTEXT = 8, 48, 512
+ROLE_TOKEN = {Role.USER: "<|user|>", Role.TOOL: "<|tool|>"}
+
+
+# ---- text and tokens: the model's own tokens are kept as sampled; only what is given to it is rendered ----
+
+
+def render(tokenizer: PolicyTokenizer, messages: Sequence[Message]) -> list[int]:
+    """Return the tokens of new messages and the opening of the model's reply."""
+    tokens: list[int] = []
+    for message in messages:
+        tokens += [tokenizer.special_ids[ROLE_TOKEN[message.role]], *tokenizer.encode_text(message.content)]
+        tokens.append(tokenizer.end_id)
+    return [*tokens, tokenizer.special_ids["<|assistant|>"]]
+
+
+def render_opening(tokenizer: PolicyTokenizer, system: str, observation: Observation) -> list[int]:
+    """Return the tokens of the system prompt with its tools, then of the opening messages."""
+    tokens = [tokenizer.special_ids["<|system|>"], *tokenizer.encode_text(system)]
+    for tool in observation.tools:
+        arguments = ", ".join(re.findall(r'"(\w+)":\{', tool.parameters.split('"properties":{', 1)[1]))
+        tokens += tokenizer.encode_text(f"\n{tool.name}({arguments})").tolist()
+    return [*tokens, tokenizer.end_id, *render(tokenizer, observation.messages)]
+
+
+def write(tokenizer: PolicyTokenizer, action: Action) -> list[int]:
+    """Return the tokens with which a demonstrator says ``action``."""
+    if action.tool_call is None:
+        return [*tokenizer.encode_text(action.answer or ""), tokenizer.end_id]
+    import json
+
+    arguments = ", ".join(f"{key}={value}" for key, value in json.loads(action.tool_call.arguments).items())
+    call = tokenizer.encode_text(f"{action.tool_call.name}({arguments})")
+    return [tokenizer.special_ids["<|call|>"], *call, tokenizer.end_id]
+
+
+def read(tokenizer: PolicyTokenizer, sampled: Sequence[int]) -> Action:
+    """Return what the model did, from the tokens it sampled."""
+    call, body = tokenizer.special_ids["<|call|>"], list(sampled[:-1])
+    if call not in body:
+        return Action(answer=tokenizer.decode(body).strip())
+    text = tokenizer.decode(body[body.index(call) + 1 :])
+    match = re.fullmatch(r"(\w+)\((.*)\)", text, flags=re.DOTALL)
+    if match is None:
+        return Action(malformed="not a call")
+    arguments = dict(re.findall(r"(\w+)=(.*?)(?:, (?=\w+=)|$)", match[2], flags=re.DOTALL))
+    return Action(tool_call=ToolCall(name=match[1], arguments=canonical_json(arguments)))
+
+
+# ---- rollout ----
+
+
+@dataclass
+class Episode:
+    """One agent in one environment: every token so far, and which of them the model sampled."""
+
+    env: Environment
+    group: int
+    tokens: list[int]
+    sampled: list[bool]
+    logprobs: list[float]
+    reward: float = 0.0
+    success: bool = False
+    done: bool = False
+    steps: int = 0
+    reply: list[int] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def sample_replies(
+    model: Decoder, episodes: list[Episode], end: int, temperature: float, generator: torch.Generator
+) -> None:
+    """Let the model continue every episode until its end token: one padded prefill, then one token a pass."""
+    lengths = torch.tensor([len(episode.tokens) for episode in episodes])
+    width = int(lengths.max())
+    prompts = torch.zeros(len(episodes), width, dtype=torch.long)
+    for row, episode in enumerate(episodes):
+        prompts[row, : len(episode.tokens)] = torch.tensor(episode.tokens)
+    cache = KeyValueCache(model.config, len(episodes), width + MAX_STEP_TOKENS)
+    rows, keys = slice(0, len(episodes)), torch.arange(width + MAX_STEP_TOKENS)
+    positions = torch.arange(width).expand(len(episodes), -1)
+    causal = (keys[None, :width] <= keys[:width, None]).expand(len(episodes), 1, -1, -1)
+    hidden = model(prompts, positions, cache=cache, rows=rows, attend=causal)
+    last = hidden[torch.arange(len(episodes)), lengths - 1]
+    running = torch.ones(len(episodes), dtype=torch.bool)
+    for offset in range(MAX_STEP_TOKENS):
+        logprobs = torch.log_softmax(model.logits(last) / (temperature or 1.0), dim=-1)
+        drawn = torch.multinomial(logprobs.exp(), 1, generator=generator)[:, 0] if temperature else logprobs.argmax(-1)
+        chosen = logprobs.gather(1, drawn[:, None])[:, 0].tolist()
+        for row in running.nonzero()[:, 0].tolist():
+            episodes[row].reply.append(int(drawn[row]))
+            episodes[row].logprobs.append(chosen[row])
+        running &= drawn != end
+        if not running.any() or offset == MAX_STEP_TOKENS - 1:
+            return
+        at = (lengths + offset)[:, None]
+        attend = (keys[None, : width + offset + 1] <= at)[:, None, None]
+        last = model(drawn[:, None], at, cache=cache, rows=rows, attend=attend)[:, 0]
+
+
+def play(
+    model: Decoder,
+    tokenizer: PolicyTokenizer,
+    environment: BoundEnvironment,
+    tasks: Sequence[Task],
+    generator: torch.Generator,
+    *,
+    samples: int = 1,
+    temperature: float = 1.0,
+) -> list[Episode]:
+    """Run ``samples`` episodes of every task to their ends, all at once."""
+    episodes: list[Episode] = []
+    for group, task in enumerate(tasks):
+        for _ in range(samples):
+            env = environment.make()
+            opening = render_opening(tokenizer, environment.system_prompt(), env.reset(task, 0))
+            episodes.append(Episode(env, group, opening, [False] * len(opening), [0.0] * len(opening)))
+    while running := [episode for episode in episodes if not episode.done]:
+        sample_replies(model, running, tokenizer.end_id, temperature, generator)
+        for episode in running:
+            reply, episode.reply = episode.reply, []
+            episode.tokens += reply
+            episode.sampled += [True] * len(reply)
+            episode.steps += 1
+            if reply[-1] != tokenizer.end_id:
+                episode.done = True
+                continue
+            result = episode.env.step(read(tokenizer, reply))
+            episode.reward += sum(reward.value for reward in result.rewards)
+            episode.success = bool(result.success)
+            observed = [] if result.done else render(tokenizer, result.messages)
+            too_long = len(episode.tokens) + len(observed) + MAX_STEP_TOKENS > MAX_CONTEXT
+            episode.done = result.done or episode.steps == MAX_STEPS or too_long
+            if not episode.done:
+                episode.tokens += observed
+                episode.sampled += [False] * len(observed)
+                episode.logprobs += [0.0] * len(observed)
+    for episode in episodes:
+        episode.env.close()
+    return episodes
+
+
+# ---- learning ----
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory to learn from: tokens, which of them were sampled, their old log-probabilities, the advantage."""
+
+    tokens: Sequence[int]
+    sampled: Sequence[bool]
+    logprobs: Sequence[float]
+    advantage: float
+
+
+def advantages(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """Return reward minus the mean reward of the same group."""
+    members: dict[int, list[float]] = {}
+    for reward, group in zip(rewards, groups, strict=True):
+        members.setdefault(group, []).append(reward)
+    return [r - sum(members[g]) / len(members[g]) for r, g in zip(rewards, groups, strict=True)]
+
+
+def token_logprobs(model: Decoder, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return new and old log-probabilities, advantages and the mask, each ``[B, T - 1]``, of predicting token t + 1."""
+    width = max(len(sample.tokens) for sample in samples)
+
+    def padded(values: Iterable[Sequence[float]], dtype: torch.dtype) -> Tensor:
+        return torch.stack([F.pad(torch.tensor(list(v), dtype=dtype), (0, width - len(v))) for v in values])
+
+    tokens = padded((sample.tokens for sample in samples), torch.long)
+    mask = padded((sample.sampled for sample in samples), torch.bool)[:, 1:]
+    old = padded((sample.logprobs for sample in samples), torch.float32)[:, 1:]
+    hidden = model(tokens, torch.arange(width).expand_as(tokens))
+    logprobs = torch.log_softmax(model.logits(hidden[:, :-1]), dim=-1)
+    new = logprobs.gather(2, tokens[:, 1:, None])[..., 0]
+    return new, old, torch.tensor([[sample.advantage] for sample in samples]).expand_as(new), mask
+
+
+def policy_loss(model: Decoder, samples: Sequence[Sample], *, clip: float = 0.2) -> Tensor:
+    """Return the clipped policy-gradient loss, a mean over the sampled tokens of ``samples``."""
+    new, old, advantage, mask = token_logprobs(model, samples)
+    ratio = torch.exp(new - old)
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    return -gain[mask].mean()
+
+
+def learn(model: Decoder, optimizer: torch.optim.Optimizer, minibatches: Sequence[Sequence[Sample]]) -> list[float]:
+    """Take one optimiser step a minibatch; return the losses."""
+    losses = []
+    for samples in minibatches:
+        loss = policy_loss(model, samples)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def warm_start(
+    environment: BoundEnvironment, *, seed: int, steps: int, batch: int = 16, learning_rate: float = 3e-3
+) -> tuple[Decoder, PolicyTokenizer]:
+    """Make a tokenizer and a small model that imitates the careless demonstrator."""
+    conversations = []
+    for index in range(steps * batch):
+        task = environment.task(Split.TRAIN, seed + 1_000_003, index)
+        demonstrator, env = environment.demonstrator(task, index), environment.make()
+        observation = env.reset(task, 0)
+        messages, exchange = observation.messages, []
+        while True:
+            action = demonstrator.act(messages)
+            result = env.step(action)
+            exchange.append((messages, action))
+            messages = result.messages
+            if result.done:
+                break
+        env.close()
+        conversations.append((observation, exchange))
+    system = environment.system_prompt()
+    corpus = [system]
+    for observation, exchange in conversations[:2000]:
+        corpus += [f"{tool.name}({tool.parameters})" for tool in observation.tools]
+        for messages, action in exchange:
+            corpus += [message.content for message in messages] + [action.answer or ""]
+            corpus += [action.tool_call.name] if action.tool_call else []
+    tokenizer = train_tokenizer(corpus)
+    model = Decoder(
+        DecoderConfig(
+            vocab_size=tokenizer.vocab_size, hidden_size=128, intermediate_size=384, num_layers=2, num_heads=4,
+            num_kv_heads=4, rope_theta=1000.0, max_context_tokens=MAX_CONTEXT, initializer_range=0.06,
+        )
+    )  # fmt: skip
+    model.initialize(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+    warmup = max(1, steps // 10)
+    for step in range(steps):
+        rows = []
+        for observation, exchange in conversations[step * batch : (step + 1) * batch]:
+            tokens, sampled = render_opening(tokenizer, system, observation), []
+            sampled = [False] * len(tokens)
+            for turn, (messages, action) in enumerate(exchange):
+                given = render(tokenizer, messages) if turn else []
+                said = write(tokenizer, action)
+                tokens, sampled = [*tokens, *given, *said], [*sampled, *[False] * len(given), *[True] * len(said)]
+            rows.append(Sample(tokens, sampled, [0.0] * len(tokens), 1.0))
+        new, _, _, mask = token_logprobs(model, rows)
+        progress = max(0.0, (step - warmup) / max(1, steps - warmup))
+        scale = min(1.0, (step + 1) / warmup) * (0.1 + 0.45 * (1 + torch.cos(torch.tensor(progress * torch.pi)).item()))
+        optimizer.param_groups[0]["lr"] = learning_rate * scale
+        optimizer.zero_grad()
+        (-new[mask].mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model, tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--warm-steps", type=int, default=400)
+    parser.add_argument("--learning-rate", type=float, default=1.5e-4)
+    parser.add_argument("--holdout-tasks", type=int, default=512)
+    arguments = parser.parse_args()
+    started, shuffle = time.perf_counter(), random.Random(arguments.seed)
+    generator = torch.Generator().manual_seed(arguments.seed)
+    environment = load_environment("order_desk", {})
+    model, tokenizer = warm_start(environment, seed=arguments.seed, steps=arguments.warm_steps)
+    holdout = [environment.task(Split.HOLDOUT, arguments.seed, i) for i in range(arguments.holdout_tasks)]
+
+    def success() -> float:
+        episodes = play(model, tokenizer, environment, holdout, generator)
+        return sum(episode.success for episode in episodes) / len(episodes)
+
+    print(f"warm start: hold-out success {success():.3f} after {time.perf_counter() - started:.0f} s")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+    for update in range(1, arguments.updates + 1):
+        tasks = [environment.task(Split.TRAIN, arguments.seed, update * 16 + i) for i in range(16)]
+        episodes = play(model, tokenizer, environment, tasks, generator, samples=8)
+        gains = advantages([e.reward for e in episodes], [e.group for e in episodes])
+        batch = [Sample(e.tokens, e.sampled, e.logprobs, a) for e, a in zip(episodes, gains, strict=True)]
+        batch = [s for s in batch if s.advantage != 0.0 or any(g != 0 for g in gains)]
+        batch = [s for s, e in zip(batch, episodes, strict=True) if any(
+            g for g, other in zip(gains, episodes, strict=True) if other.group == e.group)]  # fmt: skip
+        shuffle.shuffle(batch)
+        losses = learn(model, optimizer, [batch[i::4] for i in range(4)]) if len(batch) >= 4 else []
+        mean = sum(e.reward for e in episodes) / len(episodes)
+        print(f"update {update:3d}  reward {mean:.3f}  loss {sum(losses) / max(1, len(losses)):+.4f}", flush=True)
+    print(f"after: hold-out success {success():.3f} in {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Recipes: every setting, its one default and its meaning. Imports no torch.
+
+``recipe`` the models and their defaults · ``load`` TOML and overrides into a Recipe · ``plan`` the sizes derived from it
+"""
+
+from hotpot.config.recipe import (
+    CheckpointSection,
+    DebugSection,
+    EngineSection,
+    EnvSection,
+    EvaluationSection,
+    LearnerSection,
+    ModelSection,
+    PromptSection,
+    Recipe,
+    RolloutSection,
+    RunSection,
+    SamplingSection,
+    SamplingSettings,
+    StoreSection,
+    TopologySection,
+    WarmstartSection,
+)
+
+__all__ = [
+    "CheckpointSection",
+    "DebugSection",
+    "EngineSection",
+    "EnvSection",
+    "EvaluationSection",
+    "LearnerSection",
+    "ModelSection",
+    "PromptSection",
+    "Recipe",
+    "RolloutSection",
+    "RunSection",
+    "SamplingSection",
+    "SamplingSettings",
+    "StoreSection",
+    "TopologySection",
+    "WarmstartSection",
+]

@@ -1,0 +1,301 @@
+"""The recipe: every setting of a run, each with its one default and its meaning under it.
+
+Unknown keys are errors. Sections with variants are tagged by ``kind``. Nothing here reads a file or imports torch.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hotpot.types import SamplingParams
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Base of every section: closed, immutable, documented by the strings under its fields."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
+    )
+
+
+class RunSection(Section):
+    """The run as a whole."""
+
+    id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
+    """Id of the run and name of its folder; by default the recipe's name and the time."""
+    folder: Path = Path("runs")
+    """Folder that holds the run folders."""
+    seed: NonNegativeInt = 0
+    """Seed of everything random in the run: tasks, sampling, minibatch order."""
+    deterministic: bool = False
+    """Same seed, same bits on the same kind of machine: one thread, no decision that hangs on the clock."""
+    threads: NonNegativeInt = 0
+    """Threads for tensor computation; 0 takes the count measured best for the model (see docs/performance.md)."""
+    trace: bool = True
+    """Write trace.json, which Perfetto opens."""
+
+
+class EnvSection(Section):
+    """What the agent acts in."""
+
+    kind: str = "order_desk"
+    """Name of the environment, as registered under the entry point ``hotpot.environments``."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of that environment; its own model checks them."""
+
+
+class PromptSection(Section):
+    """What the model is told before the task."""
+
+    system: str | None = None
+    """System prompt; by default the environment's own."""
+
+
+class ModelSection(Section):
+    """The policy."""
+
+    path: Path | None = None
+    """Folder in the format of transformers (config.json, safetensors, tokenizer, chat template)."""
+
+
+class WarmstartSection(Section):
+    """Supervised warm start of a small policy on the environment's demonstrator (``hotpot model warmstart``)."""
+
+    hidden_size: PositiveInt = 128
+    """Width of the model; a multiple of num_heads."""
+    num_layers: PositiveInt = 2
+    """Decoder layers."""
+    num_heads: PositiveInt = 4
+    """Attention heads."""
+    num_kv_heads: PositiveInt = 4
+    """Key/value heads; divides num_heads."""
+    intermediate_size: PositiveInt = 384
+    """Width of the feed-forward layer."""
+    rope_theta: PositiveFloat = 1000.0
+    """Base of the rotary embedding; 1,000 learns to copy over short contexts several times faster than 10,000."""
+    initializer_range: PositiveFloat = 0.06
+    """Standard deviation of the initial weights."""
+    max_context_tokens: PositiveInt = 512
+    """Longest context the model is built for."""
+    steps: PositiveInt = 400
+    """Optimiser steps."""
+    batch_size: PositiveInt = 16
+    """Demonstrations in an optimiser step."""
+    learning_rate: PositiveFloat = 3e-3
+    """Peak learning rate; linear warm-up over a tenth of the steps, cosine decay to a tenth."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradient norm is clipped to this."""
+
+
+class RolloutSection(Section):
+    """How episodes are collected."""
+
+    tasks_per_batch: PositiveInt = 16
+    """Tasks issued for one update."""
+    samples_per_task: PositiveInt = 8
+    """Episodes of each issued task; they form one group."""
+    max_steps: PositiveInt = 8
+    """Model calls in an episode, then it ends with max_steps."""
+    max_step_tokens: PositiveInt = 48
+    """Tokens sampled in one step, then the episode ends with max_step_tokens."""
+    max_context_tokens: PositiveInt = 512
+    """Tokens of an episode's whole context, then it ends with max_context."""
+    max_seconds: PositiveFloat = 60.0
+    """Wall time of an episode, then it ends with max_seconds. Not applied in deterministic mode."""
+    max_attempts: PositiveInt = 3
+    """Tries at an episode whose environment fails, each in a fresh environment; then it is dropped and counted."""
+
+
+class SamplingSettings(Section):
+    """One frozen set of sampling parameters."""
+
+    temperature: NonNegativeFloat = 1.0
+    """Temperature; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus mass; 1 is off."""
+    top_k: NonNegativeInt = 0
+    """Top-k; 0 is off."""
+    repetition_penalty: PositiveFloat = 1.0
+    """Repetition penalty; 1 is off."""
+
+    def params(self) -> SamplingParams:
+        """Return the frozen record the engine is given."""
+        return SamplingParams(**self.model_dump())
+
+
+class SamplingSection(Section):
+    """Sampling parameters, frozen per purpose for the whole run."""
+
+    training: SamplingSettings = SamplingSettings()
+    """For the episodes that are trained on."""
+    evaluation: SamplingSettings = SamplingSettings()
+    """For hold-out evaluation (greedy evaluation is separate and always greedy)."""
+
+
+class EngineSection(Section):
+    """The inference engine."""
+
+    kind: Literal["embedded"] = "embedded"
+    """Which engine; ``embedded`` runs in the process."""
+    max_concurrency: PositiveInt = 128
+    """Trajectories whose key/value cache is held at once."""
+    admit_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Waiting requests are prefilled together once they are this share of all requests in the engine, or nothing runs."""
+
+
+class LearnerSection(Section):
+    """Advantages, loss and optimiser."""
+
+    advantages: Literal["group_mean", "group_normalized"] = "group_mean"
+    """Reward minus the group's mean (Dr. GRPO, arXiv:2503.20783), or also divided by its deviation (GRPO, arXiv:2402.03300)."""
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """Mean over all loss tokens of the optimiser step, or mean over trajectories of the mean over their tokens."""
+    clip_low: PositiveFloat = 0.2
+    """The ratio is clipped below at 1 - clip_low (PPO, arXiv:1707.06347)."""
+    clip_high: PositiveFloat = 0.2
+    """The ratio is clipped above at 1 + clip_high."""
+    old_logprobs: Literal["recorded", "recomputed"] = "recorded"
+    """Old log-probabilities of the ratio: as the engine recorded them, or recomputed by the learner before the first step.
+    ``recomputed`` is required where training samples from a filtered distribution."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Weight of the k3 estimate of KL(new || reference) in the loss; 0 is off."""
+    reference_path: Path | None = None
+    """Model folder of the reference; by default the starting model. Read only where kl_coefficient > 0."""
+    epochs: PositiveInt = 1
+    """Passes over a batch."""
+    minibatches: PositiveInt = 4
+    """Optimiser steps in a pass; trajectories are dealt to them evenly by token count."""
+    micro_batch_tokens: PositiveInt = 16384
+    """Largest padded size of one forward and backward pass, in tokens."""
+    learning_rate: NonNegativeFloat = 1.5e-4
+    """Learning rate of AdamW; 0 runs everything and changes nothing."""
+    final_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The rate falls linearly to this share of itself over the run's updates; 1 keeps it."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's first moment decay."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """AdamW's second moment decay."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradient norm is clipped to this."""
+    max_skipped_in_a_row: PositiveInt = 5
+    """Optimiser steps skipped for non-finite values, one after the other, before the run stops."""
+
+
+class TopologySection(Section):
+    """Who waits for whom."""
+
+    kind: Literal["sync"] = "sync"
+    """``sync``: collect, learn, publish, in turn."""
+    updates: PositiveInt = 60
+    """Updates in the run."""
+    max_seconds: PositiveFloat | None = None
+    """Wall time after which no further update begins; the final evaluation still runs."""
+
+
+class EvaluationSection(Section):
+    """Measuring the policy on tasks that never touch an update."""
+
+    every_updates: NonNegativeInt = 20
+    """Updates between scheduled evaluations; 0 is off."""
+    num_tasks: PositiveInt = 128
+    """Hold-out tasks in a scheduled evaluation."""
+    num_tasks_final: PositiveInt = 512
+    """Hold-out tasks in the evaluations before and after."""
+    greedy: bool = True
+    """Evaluate greedily too, on the same tasks."""
+
+
+class StoreSection(Section):
+    """Log, ledger and lake."""
+
+    archive_every_batches: PositiveInt = 16
+    """Batches in the log after which the background writer commits them to the lake."""
+    archive_every_s: PositiveFloat = 10.0
+    """Seconds after which it commits what is there."""
+    archive_every_bytes: PositiveInt = 32 * 1024 * 1024
+    """Bytes in the log after which it commits."""
+    acknowledge: Literal["log", "lake"] = "log"
+    """When a trajectory counts as stored: in the fsynced log (survives the process), or committed to the lake."""
+    redact_patterns: tuple[str, ...] = ()
+    """Further regular expressions whose matches in tool text are redacted before the model and the log see them."""
+
+
+class CheckpointSection(Section):
+    """Weights and optimiser state on disk."""
+
+    every_updates: NonNegativeInt = 10
+    """Updates between checkpoints; 0 keeps only the last one."""
+    keep: PositiveInt = 3
+    """Checkpoints kept besides the first and the last."""
+
+
+class DebugSection(Section):
+    """Ways to run one half of the loop."""
+
+    mode: Literal["train", "rollout_only", "learn_from_record"] = "train"
+    """Everything; or collect and store without learning; or learn from the stored trajectories of source_run."""
+    source_run: Path | None = None
+    """Run folder whose training trajectories learn_from_record uses."""
+
+    @model_validator(mode="after")
+    def _source_belongs_to_mode(self) -> Self:
+        if (self.mode == "learn_from_record") != (self.source_run is not None):
+            raise ValueError("debug.source_run is set exactly when debug.mode is learn_from_record")
+        return self
+
+
+class Recipe(Section):
+    """A whole recipe, one field per section of the TOML file."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$")
+    """Name of the recipe; the default run id starts with it."""
+    run: RunSection = RunSection()
+    env: EnvSection = EnvSection()
+    prompt: PromptSection = PromptSection()
+    model: ModelSection = ModelSection()
+    warmstart: WarmstartSection = WarmstartSection()
+    rollout: RolloutSection = RolloutSection()
+    sampling: SamplingSection = SamplingSection()
+    engine: EngineSection = EngineSection()
+    learner: LearnerSection = LearnerSection()
+    topology: TopologySection = TopologySection()
+    evaluation: EvaluationSection = EvaluationSection()
+    store: StoreSection = StoreSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    debug: DebugSection = DebugSection()
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.learner.minibatches > self.rollout.tasks_per_batch * self.rollout.samples_per_task:
+            raise ValueError(
+                f"learner.minibatches = {self.learner.minibatches} is more than the "
+                f"{self.rollout.tasks_per_batch * self.rollout.samples_per_task} episodes of an update "
+                "(rollout.tasks_per_batch x rollout.samples_per_task); lower it"
+            )
+        if self.rollout.samples_per_task < 2 and self.debug.mode == "train":
+            raise ValueError(
+                "rollout.samples_per_task = 1 leaves a group baseline nothing to compare with; use at least 2"
+            )
+        if self.sampling.training.temperature == 0 and self.debug.mode == "train":
+            raise ValueError(
+                "sampling.training.temperature = 0 is greedy: no exploration to learn from; use a value > 0"
+            )
+        if self.sampling.training.params().filtered and self.learner.old_logprobs == "recorded":
+            raise ValueError(
+                "sampling.training filters the distribution (top_p, top_k or repetition_penalty), so its recorded "
+                "log-probabilities are not the policy's; set learner.old_logprobs = 'recomputed'"
+            )
+        if self.rollout.max_step_tokens >= self.rollout.max_context_tokens:
+            raise ValueError(
+                f"rollout.max_step_tokens = {self.rollout.max_step_tokens} leaves no room for a prompt in "
+                f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
+            )
+        return self

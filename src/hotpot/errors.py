@@ -1,0 +1,73 @@
+"""Every error Hotpot raises on purpose.
+
+The tree::
+
+    HotpotError
+    ├── UsageError          the caller gave something that cannot work (exit code 2)
+    │   ├── RecipeError         a recipe key or value
+    │   ├── ModelFilesError     a model folder, tokenizer or checkpoint
+    │   ├── RunFolderError      a run folder that exists, is missing, or can't be written
+    │   └── EnvironmentSpecError  an environment that is unknown, or breaks its contract
+    ├── EnvironmentFailure  an environment broke (infrastructure, never a reward of 0)
+    ├── EngineError         an engine refused or failed a request
+    │   └── SamplingOverrideError  a request's sampling parameters differ from the frozen ones
+    ├── StoreError          the experience store could not keep its promise
+    │   ├── LedgerError         an impossible state change, or a lost lease
+    │   └── CorruptRecordError  bytes on disk that are not what was written
+    └── LearnerError        the learner can't go on (non-finite updates in a row, empty batch)
+
+A message names the value, the rule it breaks and the remedy. An error that ends an episode is a status with a
+reason on the attempt; an error that breaks a part ends the run.
+"""
+
+
+class HotpotError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class UsageError(HotpotError):
+    """The caller gave something that cannot work; the command line exits with 2."""
+
+
+class RecipeError(UsageError):
+    """A recipe has an unknown key, a bad value, or sizes that cannot work together."""
+
+
+class ModelFilesError(UsageError):
+    """A model folder, tokenizer, chat template or checkpoint is missing or unusable."""
+
+
+class RunFolderError(UsageError):
+    """A run folder exists already, is missing, or cannot be written."""
+
+
+class EnvironmentSpecError(UsageError):
+    """An environment is unknown, or its declaration breaks the contract."""
+
+
+class EnvironmentFailure(HotpotError):
+    """An environment broke while an episode ran. The attempt fails with this reason; it is never a reward."""
+
+
+class EngineError(HotpotError):
+    """An engine refused or failed a request."""
+
+
+class SamplingOverrideError(EngineError):
+    """A request's sampling parameters differ from those frozen for its purpose."""
+
+
+class StoreError(HotpotError):
+    """The experience store could not keep its promise."""
+
+
+class LedgerError(StoreError):
+    """An impossible change of state on the ledger, or a lease that another owner holds."""
+
+
+class CorruptRecordError(StoreError):
+    """Bytes on disk are not what was written."""
+
+
+class LearnerError(HotpotError):
+    """The learner cannot go on."""

@@ -1,0 +1,76 @@
+"""Identifiers and hashes: how every id is spelled, in one place.
+
+Inside a run an *issue* number counts how often the task sampler has issued a task; it never repeats. From it::
+
+    group     "g17"        the episodes of one issued task that share a baseline
+    episode   "17.3"       sample 3 of issue 17
+    attempt   "17.3.0"     try 0 at that episode
+    trajectory "17.3.0"    the root trajectory of that attempt; a fork adds "/1", "/2", ...
+
+Evaluation uses the same spelling behind "v<evaluation number>:". Ids carry no time and no randomness, so two runs
+with one seed have the same ids; across runs the pair (run_id, id) is the key.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def canonical_json(value: Any) -> str:
+    """Return ``value`` as JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_hex(data: bytes | str) -> str:
+    """Return the SHA-256 of ``data`` (text as UTF-8) in hexadecimal."""
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def task_id(env: str, content: str) -> str:
+    """Return the id of a task: a hash over the environment's name and the task's canonical content."""
+    return "t-" + sha256_hex(f"{env}\n{content}")[:20]
+
+
+def group_id(issue: int, *, evaluation: int | None = None) -> str:
+    """Return the id of the group of episodes that share task issue ``issue``."""
+    return f"{_prefix(evaluation)}g{issue}"
+
+
+def episode_id(issue: int, sample: int, *, evaluation: int | None = None) -> str:
+    """Return the id of sample ``sample`` of task issue ``issue``."""
+    return f"{_prefix(evaluation)}{issue}.{sample}"
+
+
+def attempt_id(issue: int, sample: int, attempt: int, *, evaluation: int | None = None) -> str:
+    """Return the id of try number ``attempt`` at an episode; also the id of its root trajectory."""
+    return f"{_prefix(evaluation)}{issue}.{sample}.{attempt}"
+
+
+def prefix_hash(tokens: NDArray[np.int32], *, extends: str = "") -> str:
+    """Return the hash of a token prefix, chained: ``hash(ab) == prefix_hash(b, extends=hash(a))``.
+
+    ``tokens`` is int32 ``[n]``. The chain lets a step prove that its prompt extends the recorded one by hashing only
+    the new tokens. Starting value is the empty string. The chain hashes chunk boundaries too, so it is a fingerprint
+    of the *steps*, not only of the tokens.
+    """
+    digest = hashlib.sha256(extends.encode())
+    digest.update(np.ascontiguousarray(tokens, dtype="<i4").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def batch_hash(parts: Iterable[NDArray[Any]]) -> str:
+    """Return a hash over arrays in order (dtype, shape and bytes): equal batches, equal hashes, on any machine."""
+    digest = hashlib.sha256()
+    for part in parts:
+        array = np.ascontiguousarray(part)
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _prefix(evaluation: int | None) -> str:
+    return "" if evaluation is None else f"v{evaluation}:"

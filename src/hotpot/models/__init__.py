@@ -1,0 +1,19 @@
+"""The policy's forward pass, its weights, its tokenizer, and the folders they live in."""
+
+from hotpot.models.decoder import Decoder, DecoderConfig, KeyValueCache
+from hotpot.models.files import load_decoder, save_model
+from hotpot.models.tokenizer import PolicyTokenizer, train_tokenizer
+from hotpot.models.weights import Weights, checksum, copy_weights
+
+__all__ = [
+    "Decoder",
+    "DecoderConfig",
+    "KeyValueCache",
+    "PolicyTokenizer",
+    "Weights",
+    "checksum",
+    "copy_weights",
+    "load_decoder",
+    "save_model",
+    "train_tokenizer",
+]

@@ -1,0 +1,171 @@
+"""The policy's tokenizer: ordinary transformers files, and text that stays text.
+
+Owns encoding, decoding and the chat template's text. Knows nothing of messages or masks (see rollout's dialect).
+Invariants: :meth:`PolicyTokenizer.encode_text` never yields a special token, whatever the text; encoding is lossless.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from hotpot.errors import ModelFilesError
+from hotpot.ids import canonical_json
+
+PAD, SYSTEM, USER, ASSISTANT, TOOL, CALL, END = SPECIAL_TOKENS = (
+    "<|pad|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool|>",
+    "<|call|>",
+    "<|end|>",
+)
+"""Special tokens of the tokenizers made here."""
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'system' -%}"
+    "<|system|>{{ message.content }}"
+    "{%- if tools -%}{%- for tool in tools -%}"
+    "{{ '\\n' + tool.function.name }}({{ tool.function.parameters.properties.keys() | join(', ') }})"
+    "{%- endfor -%}{%- endif -%}"
+    "<|end|>"
+    "{%- elif message.role == 'user' -%}<|user|>{{ message.content }}<|end|>"
+    "{%- elif message.role == 'tool' -%}<|tool|>{{ message.content }}<|end|>"
+    "{%- elif message.role == 'assistant' -%}<|assistant|>{{ message.content }}"
+    "{%- for call in message.tool_calls or [] -%}"
+    "<|call|>{{ call.function.name }}("
+    "{%- for key, value in call.function.arguments.items() -%}"
+    "{{ key }}={{ value }}{{ ', ' if not loop.last else '' }}"
+    "{%- endfor -%})"
+    "{%- endfor -%}<|end|>"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+)
+"""Chat template of the tokenizers made here: role tokens, one line a tool, compact calls ``name(key=value, ...)``."""
+
+
+class PolicyTokenizer:
+    """A tokenizer in the format of transformers: ``tokenizer.json`` and ``tokenizer_config.json`` of one folder.
+
+    Raises :class:`ModelFilesError` where a file, the chat template, the pad token or the end token is missing.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        import json
+
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            if name not in files:
+                raise ModelFilesError(
+                    f"the tokenizer has no {name}; give a model folder as transformers saves it"
+                )
+        self._files = dict(files)
+        self._tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+        self._config: dict[str, Any] = json.loads(files["tokenizer_config.json"])
+        template = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else None
+        self.chat_template: str = template or self._config.get("chat_template") or ""
+        if not self.chat_template:
+            raise ModelFilesError(
+                "the tokenizer has no chat template; add chat_template.jinja to the model folder "
+                "(or `chat_template` to tokenizer_config.json), or use an instruction-tuned model"
+            )
+        self.end_id = self._special("eos_token")
+        self.pad_id = self._special("pad_token", default=self.end_id)
+
+    @classmethod
+    def load(cls, folder: Path) -> "PolicyTokenizer":
+        """Read the tokenizer files of a model folder."""
+        if not folder.is_dir():
+            raise ModelFilesError(
+                f"no model folder at {folder}; make one with `hotpot model warmstart RECIPE --out {folder}`"
+            )
+        names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+        return cls({name: (folder / name).read_bytes() for name in names if (folder / name).is_file()})
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Id of every special token by its text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: index for index, token in added.items() if token.special}
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files the tokenizer was made from, by name."""
+        return dict(self._files)
+
+    def encode_text(self, text: str) -> NDArray[np.int32]:
+        """Return the ids of ``text`` as plain text: what looks like a special token is spelled out. int32 ``[n]``."""
+        self._tokenizer.encode_special_tokens = True
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def encode_template(self, text: str) -> NDArray[np.int32]:
+        """Return the ids of template text, special tokens parsed. int32 ``[n]``. Never give it text from outside."""
+        self._tokenizer.encode_special_tokens = False
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ``ids``, special tokens shown. A view for people; nothing is computed from it."""
+        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def _special(self, key: str, default: int | None = None) -> int:
+        token = self._config.get(key)
+        token = token["content"] if isinstance(token, dict) else token
+        index = self._tokenizer.token_to_id(token) if token else None
+        if index is None:
+            if default is not None:
+                return default
+            raise ModelFilesError(
+                f"tokenizer_config.json names no {key} that is in the vocabulary (found {token!r}); set it"
+            )
+        return int(index)
+
+
+def train_tokenizer(corpus: Iterable[str], *, vocab_size: int = 512) -> PolicyTokenizer:
+    """Make a small byte-level BPE tokenizer from ``corpus``: words become tokens, digits and spaces stay single,
+    so that a word is the same token wherever it is copied to.
+
+    All 256 bytes are in the vocabulary, so any text is representable. The same corpus gives the same files.
+    """
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"[A-Za-z_]+|\d|\s|."), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = [AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS]
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=specials,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1_000_000,
+    }
+    return PolicyTokenizer(
+        {
+            "tokenizer.json": tokenizer.to_str(pretty=False).encode(),
+            "tokenizer_config.json": canonical_json(config).encode(),
+            "chat_template.jinja": CHAT_TEMPLATE.encode(),
+        }
+    )

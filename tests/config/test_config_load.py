@@ -1,0 +1,158 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotpot.config import Recipe
+from hotpot.config.load import build_recipe, load_recipe, parse_override, recipe_json
+from hotpot.errors import RecipeError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def refusal(folder: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(folder, text), overrides)
+    return str(caught.value)
+
+
+def test_an_empty_file_is_the_default_recipe(tmp_path: Path) -> None:
+    assert load_recipe(write(tmp_path, "")) == Recipe()
+
+
+def test_file_then_overrides_and_everything_else_stays_default(tmp_path: Path) -> None:
+    path = write(tmp_path, 'name = "small"\n[rollout]\ntasks_per_batch = 3\nmax_steps = 5\n')
+    recipe = load_recipe(path, ["rollout.tasks_per_batch=7", "sampling.training.temperature=0.5", "name=x"])
+    assert (recipe.name, recipe.rollout.tasks_per_batch, recipe.rollout.max_steps) == ("x", 7, 5)
+    assert recipe.sampling.training.temperature == 0.5
+    assert recipe.learner == Recipe().learner
+
+
+def test_the_resolved_recipe_as_json_reads_back(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, '[store]\nredact_patterns = ["a+"]\n[model]\npath = "m/x"\n'))
+    stored = json.loads(recipe_json(recipe))
+    assert build_recipe(stored, origin="manifest.json") == recipe
+    assert stored["learner"]["beta2"] == 0.99
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.b=1", (("a", "b"), 1)),
+        ("a.b=1e-4", (("a", "b"), 1e-4)),
+        ("a=true", (("a",), True)),
+        ("a=models/small", (("a",), "models/small")),
+        ("a='17'", (("a",), "17")),
+        ("a=[1, 2]", (("a",), [1, 2])),
+        ("a={x = 1}", (("a",), {"x": 1})),
+        ("a=", (("a",), "")),
+        ("a=b=c", (("a",), "b=c")),
+        ("a=2026-01-01", (("a",), "2026-01-01")),
+        ("a=1\nb=2", (("a",), "1\nb=2")),
+        ("a=1 # note", (("a",), 1)),
+    ],
+)
+def test_override_values(text: str, expected: tuple[tuple[str, ...], object]) -> None:
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize("text", ["x", "=3", "a..b=3", "a=[1", 'a="x', "a={"])
+def test_overrides_that_are_none(text: str) -> None:
+    with pytest.raises(RecipeError, match="override"):
+        parse_override(text)
+
+
+@given(st.text(max_size=20))
+def test_any_override_is_a_value_or_a_recipe_error(text: str) -> None:
+    try:
+        parts, _ = parse_override(f"section.key={text}")
+    except RecipeError:
+        return
+    assert parts == ("section", "key")
+
+
+def test_unknown_keys_name_the_nearest_and_the_file(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "[learner]\nlearnin_rate = 1\n[rollot]\nx = 1\n")
+    first, second = message.splitlines()
+    assert (
+        first
+        == f"{tmp_path}/recipe.toml: unknown setting learner.learnin_rate; nearest: learner.learning_rate"
+    )
+    assert second == f"{tmp_path}/recipe.toml: unknown section or setting rollot; nearest: rollout"
+
+
+def test_a_key_in_the_wrong_section_is_sent_to_the_right_one(tmp_path: Path) -> None:
+    assert "nearest: rollout.tasks_per_batch" in refusal(tmp_path, "[learner]\ntasks_per_batch = 3\n")
+    assert "nearest: learner.learning_rate" in refusal(tmp_path, "", "learner.lr=3")
+    assert "known here: path" in refusal(tmp_path, "[model]\nzzzzzz = 3\n")
+
+
+def test_the_command_line_is_blamed_for_its_own_mistakes(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "[rollout]\nmax_steps = 0\n", "evaluation.num_tasks=0")
+    assert f"{tmp_path}/recipe.toml: rollout.max_steps = 0 must be > 0" in message
+    assert "command line: evaluation.num_tasks = 0 must be > 0" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("learner.learning_rate=-1", "learner.learning_rate = -1 must be >= 0.0; change it, or leave it out for 0.00015"),
+        ("learner.minibatches=true", "learner.minibatches = true must be a whole number"),
+        ("learner.minibatches='4'", 'learner.minibatches = "4" must be a whole number'),
+        ("learner.minibatches=4.0", "learner.minibatches = 4.0 must be a whole number"),
+        ("learner.clip_low=inf", "learner.clip_low = Infinity must be a finite number"),
+        ("learner.advantages=best", "must be 'group_mean' or 'group_normalized'"),
+        ("run.trace=yes", 'run.trace = "yes" must be true or false'),
+        ("run.id=17", "run.id = 17 must be text"),
+        ("run.id=?", "must match ^[A-Za-z0-9]"),
+        ("env.params=3", "env.params = 3 must be a table (in TOML: [section] or {key = value}); change it, or leave it out for {}"),
+        ("store.redact_patterns=[1]", "store.redact_patterns.0 = 1 must be text"),
+        ("sampling.training.top_p=1.5", "sampling.training.top_p = 1.5 must be <= 1"),
+        ("learner=3", "learner = 3 must be a section"),
+        ("learner.minibatches=5000", "5000 is more than the 128 episodes of an update"),
+        ("sampling.training.temperature=0", "is greedy: no exploration"),
+        ("debug.mode=learn_from_record", "debug.source_run is set exactly when"),
+    ],
+)  # fmt: skip
+def test_bad_values_say_path_value_rule_and_remedy(tmp_path: Path, override: str, expected: str) -> None:
+    message = refusal(tmp_path, "", override)
+    assert expected in message
+    assert len(message.splitlines()) == 1
+
+
+def test_an_override_under_a_plain_setting_is_refused(tmp_path: Path) -> None:
+    assert "run = 3 is a setting, not a section" in refusal(tmp_path, "run = 3\n", "run.seed.x=3")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("[learner\n", "line 1"), ('x = 1\ny = "', "line 2"), ("x = 1\nx = 2\n", "line 2")],
+)
+def test_invalid_toml_names_the_line(tmp_path: Path, text: str, expected: str) -> None:
+    message = refusal(tmp_path, text)
+    assert expected in message
+    assert str(tmp_path / "recipe.toml") in message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    with pytest.raises(RecipeError, match=r"does not exist; nearest: .*recipe\.toml"):
+        load_recipe(tmp_path / "recpe.toml")
+    with pytest.raises(RecipeError, match="does not exist; give the path"):
+        load_recipe(tmp_path / "nowhere" / "recipe.toml")
+    with pytest.raises(RecipeError, match="is a folder"):
+        load_recipe(tmp_path)
+    path.write_bytes(b"name = '\xff'")
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        load_recipe(path)
+
+
+def test_dates_in_environment_parameters_become_text(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, "[env.params]\nday = 2026-01-02\n"))
+    assert recipe.env.params == {"day": "2026-01-02"}

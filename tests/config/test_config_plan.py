@@ -1,0 +1,75 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from hotpot.config import Recipe
+from hotpot.config.load import build_recipe
+from hotpot.config.plan import make_plan, plan_table
+
+
+def recipe(*overrides: str) -> Recipe:
+    return build_recipe({}, overrides, origin="test")
+
+
+def test_the_chain_from_tasks_to_optimiser_steps() -> None:
+    plan = make_plan(
+        recipe(
+            "rollout.tasks_per_batch=6", "rollout.samples_per_task=5", "rollout.max_steps=3", "rollout.max_step_tokens=10",
+            "rollout.max_context_tokens=100", "engine.max_concurrency=8", "learner.epochs=2", "learner.minibatches=4",
+            "learner.micro_batch_tokens=350", "topology.updates=7",
+        )
+    )  # fmt: skip
+    assert plan.episodes_per_update == 30
+    assert plan.generation_waves == 4
+    assert plan.max_sampled_tokens_per_update == 30 * 30
+    assert plan.max_context_tokens_per_update == 30 * 100
+    assert plan.cache_tokens == 800
+    assert plan.optimizer_steps_per_update == 8
+    assert plan.max_episodes_per_optimizer_step == 8
+    assert plan.min_episodes_per_micro_batch == 3
+    assert (plan.total_episodes, plan.total_optimizer_steps) == (210, 56)
+    assert plan.max_total_sampled_tokens == 7 * 900
+
+
+@pytest.mark.parametrize(
+    ("updates", "every", "greedy", "scheduled"),
+    [(60, 20, True, 2), (61, 20, False, 3), (5, 20, True, 0), (5, 0, True, 0), (1, 1, True, 0)],
+)
+def test_evaluation_episodes(updates: int, every: int, greedy: bool, scheduled: int) -> None:
+    plan = make_plan(
+        recipe(
+            f"topology.updates={updates}", f"evaluation.every_updates={every}",
+            f"evaluation.greedy={str(greedy).lower()}", "evaluation.num_tasks=10", "evaluation.num_tasks_final=100",
+        )
+    )  # fmt: skip
+    settings = 2 if greedy else 1
+    assert plan.scheduled_evaluations == scheduled
+    assert plan.evaluation_episodes == settings * (200 + 10 * scheduled)
+
+
+def test_debug_modes_leave_out_their_half() -> None:
+    assert make_plan(recipe("debug.mode=rollout_only")).optimizer_steps_per_update == 0
+    plan = make_plan(recipe("debug.mode=learn_from_record", "debug.source_run=runs/a"))
+    assert (plan.episodes_per_update, plan.optimizer_steps_per_update) == (0, 4)
+
+
+def test_sampled_tokens_are_bounded_by_the_context_and_that_is_said() -> None:
+    plan = make_plan(recipe("rollout.max_steps=100"))
+    assert plan.max_sampled_tokens_per_episode == Recipe().rollout.max_context_tokens
+    assert any("max_context" in note for note in plan.notes)
+    assert make_plan(recipe()).notes == ()
+    assert len(make_plan(recipe("learner.micro_batch_tokens=10", "learner.learning_rate=0")).notes) == 2
+
+
+def test_table_and_json_show_every_line() -> None:
+    plan = make_plan(recipe())
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(plan_table(plan))
+    text = console.export_text()
+    for line in plan.lines():
+        assert line.name in text
+        assert f"{line.value:,}" in text
+    assert "16 x 8" in text
+    assert json.loads(json.dumps(plan.to_dict()))["episodes_per_update"] == 128
