@@ -48,7 +48,7 @@ docs: $(VENV)/.base  ## Write the generated pages of docs/
 	$(BIN)/python docs/generate.py
 
 bench-demo: $(VENV)/.base  ## Five seeds of the demo that were not used for tuning
-	$(BIN)/python benchmarks/demo.py
+	SEEDS=$(or $(SEEDS),5) $(BIN)/python benchmarks/demo.py
 
 bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against the reference loop
 	$(BIN)/python benchmarks/loop.py

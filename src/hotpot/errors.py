@@ -9,6 +9,7 @@ The tree::
     │   ├── RunFolderError      a run folder that exists, is missing, or can't be written
     │   └── EnvironmentSpecError  an environment that is unknown, or breaks its contract
     ├── EnvironmentFailure  an environment broke (infrastructure, never a reward of 0)
+    ├── ToolError           a tool refuses a call; its text goes to the model and the episode goes on
     ├── EngineError         an engine refused or failed a request
     │   └── SamplingOverrideError  a request's sampling parameters differ from the frozen ones
     ├── StoreError          the experience store could not keep its promise
@@ -47,6 +48,10 @@ class EnvironmentSpecError(UsageError):
 
 class EnvironmentFailure(HotpotError):
     """An environment broke while an episode ran. The attempt fails with this reason; it is never a reward."""
+
+
+class ToolError(HotpotError):
+    """A tool refuses what it was asked. The message goes to the model as the tool's reply, so it is short."""
 
 
 class EngineError(HotpotError):

@@ -35,6 +35,7 @@ class Timeline:
         self._begin = time.perf_counter()
         self._mark = self._begin
         self._stack: list[str] = []
+        self._whole: list[str] = [""]
         self._totals: dict[str, float] = {}
         self.slices: list[Slice] = []
         self.dropped_slices = 0
@@ -46,15 +47,20 @@ class Timeline:
         self.slices.clear()
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Count the time inside under ``name``; spans opened inside take their own time away from it."""
+    def span(self, name: str, *, whole: bool = False) -> Iterator[None]:
+        """Count the time inside under ``name``; spans opened inside take their own time away from it.
+
+        With ``whole`` they don't: everything inside counts under ``name``, and the inner spans are only slices.
+        """
         opened = self._charge()
         self._stack.append(name)
+        self._whole.append(self._whole[-1] or (name if whole else ""))
         try:
             yield
         finally:
             closed = self._charge()
             self._stack.pop()
+            self._whole.pop()
             if self._keep:
                 self._remember(name, opened, closed)
 
@@ -70,7 +76,7 @@ class Timeline:
 
     def _charge(self) -> float:
         now = time.perf_counter()
-        name = self._stack[-1] if self._stack else "other"
+        name = self._whole[-1] or (self._stack[-1] if self._stack else "other")
         self._totals[name] = self._totals.get(name, 0.0) + now - self._mark
         self._mark = now
         return now

@@ -114,6 +114,19 @@ def parse_override(text: str) -> Override:
     return parts, value
 
 
+def build_mapping(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return ``key=value`` texts as one nested dictionary, for parameters that another model checks.
+
+    Raises
+    ------
+    RecipeError: one of them is not of that form.
+    """
+    settings: dict[str, Any] = {}
+    for text in overrides:
+        _put(settings, *parse_override(text))
+    return settings
+
+
 def _nearest(word: str, known: Sequence[str]) -> str | None:
     """Return the name in ``known`` that ``word`` was most likely meant to be, if any is near."""
     found = get_close_matches(word, known, n=1, cutoff=0.5)

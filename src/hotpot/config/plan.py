@@ -215,8 +215,8 @@ def _evaluation_lines(plan: Plan) -> tuple[_Row, ...]:
         (part, "a scheduled one", plan.episodes_per_scheduled_evaluation, "episodes",
          f"evaluation.num_tasks {times}"),
         (part, "episodes", plan.evaluation_episodes, "episodes",
-         f"2 x {plan.episodes_per_final_evaluation} + {plan.scheduled_evaluations} x "
-         f"{plan.episodes_per_scheduled_evaluation}"),
+         (f"2 x {plan.episodes_per_final_evaluation} + {plan.scheduled_evaluations} x "
+         f"{plan.episodes_per_scheduled_evaluation}")),
     )  # fmt: skip
 
 

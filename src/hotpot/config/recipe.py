@@ -147,6 +147,8 @@ class EngineSection(Section):
     """Trajectories whose key/value cache is held at once."""
     admit_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Waiting requests are prefilled together once they are this share of all requests in the engine, or nothing runs."""
+    prefill_tokens: PositiveInt = 4096
+    """Largest padded size of one prefill pass, in tokens; longer prompts are computed in pieces of this size."""
 
 
 class LearnerSection(Section):

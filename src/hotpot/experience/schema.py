@@ -121,7 +121,7 @@ def to_table(table: str, rows: Sequence[Any]) -> pa.Table:
         values = list(map(getter, rows))
         try:
             arrays.append(_to_array(column, values))
-        except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
+        except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StoreError(
                 f"column {table}.{column.name} takes {column.arrow}"
                 f"{' or null' if column.nullable else ''}, but a value does not fit: {error}; "
@@ -174,19 +174,27 @@ def _check_types(values: Iterable[Any], wanted: type, *, nullable: bool) -> None
             raise TypeError(f"expected {wanted.__name__}, got {found.__name__}")
 
 
+def _check_containers(values: Iterable[Any], wanted: type) -> None:
+    odd = set(map(type, values)) - {wanted}
+    if odd:
+        raise TypeError(f"expected {wanted.__name__}, got {', '.join(sorted(kind.__name__ for kind in odd))}")
+
+
 # The stubs of pyarrow leave the members of list arrays untyped, hence Any in this pair.
 def _to_array(column: Column, values: list[Any]) -> Any:
     if column.kind == "scalar":
         _check_types(values, column.python_type, nullable=column.nullable)
         return pa.array(values, type=column.arrow)
+    container = tuple if column.kind == "tuple" else np.ndarray
+    _check_containers(values, container)
     lengths = np.fromiter(map(len, values), dtype=np.int32, count=len(values))
     offsets = np.zeros(len(values) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])
     if column.kind == "array":
         dtype = np.dtype(column.python_type)
-        for value in values:
-            if value.dtype != dtype or value.ndim != 1:
-                raise TypeError(f"expected {dtype} of one dimension, got {value.dtype} {value.shape}")
+        shapes = {(value.dtype, value.ndim) for value in values} - {(dtype, 1)}
+        if shapes:
+            raise TypeError(f"expected {dtype} of one dimension, got (dtype, dimensions) {shapes}")
         flat: Any = pa.array(np.concatenate(values) if values else np.zeros(0, dtype))
     else:
         elements = list(itertools.chain.from_iterable(values))

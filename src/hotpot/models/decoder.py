@@ -172,9 +172,12 @@ class Layer(nn.Module):
         cache: KeyValueCache | None,
         rows: slice | Tensor | None,
         attend: Tensor | None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Apply attention and feed-forward, each with its residual; shapes as in :meth:`Decoder.forward`."""
         x = x + self.self_attn(self.input_layernorm(x), rotary, positions, cache, rows, attend)
+        if wanted is not None:
+            x = x.flatten(0, 1).index_select(0, wanted)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -220,17 +223,21 @@ class Decoder(nn.Module):
         cache: KeyValueCache | None = None,
         rows: slice | Tensor | None = None,
         attend: Tensor | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Return the hidden state of every token, float ``[B, T, hidden_size]``.
 
         ``tokens``, ``positions`` int64 ``[B, T]``. Without ``cache`` and ``attend`` attention is causal over the row.
         ``attend`` bool ``[B, 1, T, S]`` says which keys each token sees. With ``cache`` the new keys and values are
         first written to ``rows`` (a slice or int64 ``[B]``) at ``positions``, and the S keys are the first S of those rows.
+        ``wanted`` int64 ``[K]`` numbers tokens in ``[B * T]``: only they pass the last layer's feed-forward, and their
+        hidden states float ``[K, hidden_size]`` are returned.
         """
         x = self.embed_tokens(tokens)
         rotary = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
-        for layer in self.layers:
-            x = layer(x, rotary, positions, cache, rows, attend)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotary, positions, cache, rows, attend, wanted if index == last else None)
         out: Tensor = self.norm(x)
         return out
 

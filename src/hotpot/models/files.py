@@ -139,12 +139,15 @@ def load_decoder(folder: Path) -> Decoder:
     state = {name.removeprefix("model."): tensor.float() for name, tensor in state.items()}
     if decoder.config.tie_embeddings:
         state.pop("lm_head.weight", None)
-    problems = decoder.load_state_dict(state, strict=False)
-    if problems.missing_keys or problems.unexpected_keys:
+    shapes = {name: tensor.shape for name, tensor in decoder.state_dict().items()}
+    missing, unexpected = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
+    misshapen = sorted(name for name in shapes.keys() & state.keys() if shapes[name] != state[name].shape)
+    if missing or unexpected or misshapen:
         raise ModelFilesError(
-            f"{folder}: weights do not match config.json; missing {problems.missing_keys[:3]}, "
-            f"unexpected {problems.unexpected_keys[:3]}; the folder mixes two models"
+            f"{folder}: weights do not match config.json; missing {missing[:3]}, unexpected {unexpected[:3]}, "
+            f"of another shape {misshapen[:3]}; the folder mixes two models"
         )
+    decoder.load_state_dict(state)
     return decoder
 
 

@@ -68,8 +68,13 @@ class PolicyTokenizer:
                     f"the tokenizer has no {name}; give a model folder as transformers saves it"
                 )
         self._files = dict(files)
-        self._tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
-        self._config: dict[str, Any] = json.loads(files["tokenizer_config.json"])
+        try:
+            self._config: dict[str, Any] = json.loads(files["tokenizer_config.json"])
+            self._tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+        except Exception as error:  # the tokenizers library raises nothing narrower
+            raise ModelFilesError(
+                f"tokenizer.json or tokenizer_config.json is damaged ({error}); make the model folder again"
+            ) from error
         template = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else None
         self.chat_template: str = template or self._config.get("chat_template") or ""
         if not self.chat_template:

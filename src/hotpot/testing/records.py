@@ -7,11 +7,13 @@ store's gate. It knows no model and no environment: its tokens are random number
 import dataclasses
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotpot.experience import Lease
 from hotpot.ids import attempt_id, episode_id, group_id, prefix_hash, task_id
 from hotpot.types import (
     SCHEMA_VERSION,
@@ -150,6 +152,21 @@ def make_trajectory(
     return Trajectory(row=row, steps=tuple(steps))
 
 
+def make_leases(trajectories: Iterable[Trajectory]) -> list[Lease]:
+    """Return the lease each trajectory's attempt needs on the ledger before the store takes it."""
+    rows = {trajectory.row.attempt_id: trajectory.row for trajectory in trajectories}
+    return [
+        Lease(
+            attempt_id=row.attempt_id,
+            episode_id=row.episode_id,
+            group_id=row.group_id,
+            task_id=row.task_id,
+            purpose=row.purpose,
+        )
+        for row in rows.values()
+    ]
+
+
 def make_group(
     *, issue: int = 0, size: int = 8, rewards: tuple[float, ...] = (0.0, 1.0), seed: int = 0, **keywords: Any
 ) -> list[Trajectory]:
@@ -180,13 +197,14 @@ def _make_step(
     sampled = _tokens(random, lengths[1], vocabulary)
     previous = before[-1] if before else None
     fresh = previous is None or rewrites
-    if previous is None or fresh:
+    if previous is None or rewrites:
         chain, context = "", 0
     else:
         chain = prefix_hash(previous.sampled_tokens, extends=previous.prefix_hash)
         context = previous.context_tokens + len(previous.sampled_tokens)
     stages, spans = _spans(len(prompt), len(sampled), opening=fresh, last=last)
     begin = EPOCH_US + 1_000_000 * issue if previous is None else previous.finished_us
+    greedy = shared["purpose"] == Purpose.EVALUATION_GREEDY
     model_logprobs = -random.exponential(0.7, len(sampled)).astype(np.float32)
     return StepRow(
         **shared,
@@ -195,7 +213,7 @@ def _make_step(
         segment=0 if previous is None else previous.segment + int(rewrites),
         prompt_tokens=prompt,
         sampled_tokens=sampled,
-        behaviour_logprobs=model_logprobs.copy(),
+        behaviour_logprobs=np.zeros_like(model_logprobs) if greedy else model_logprobs.copy(),
         model_logprobs=model_logprobs,
         span_stage=stages,
         span_length=spans,
@@ -210,7 +228,7 @@ def _make_step(
         policy_checksum=f"{shared['policy_version']:032x}",
         span_policy_version=(shared["policy_version"],),
         span_policy_length=(len(sampled),),
-        temperature=0.0 if shared["purpose"] == Purpose.EVALUATION_GREEDY else 1.0,
+        temperature=0.0 if greedy else 1.0,
         top_p=1.0,
         top_k=0,
         repetition_penalty=1.0,

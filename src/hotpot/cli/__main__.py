@@ -1,0 +1,5 @@
+"""``python -m hotpot.cli``: the same program."""
+
+from hotpot.cli.main import main
+
+main()

@@ -1,0 +1,49 @@
+"""``hotpot eval``: measure a policy on the hold-out tasks."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hotpot.cli.output import print_json, print_rows
+from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunsOption, find_run
+
+_SHOWN = (
+    "label", "purpose", "split", "policy_version", "num_tasks", "num_failed", "success_rate", "success_low",
+    "success_high", "reward_mean", "steps_mean", "seconds",
+)  # fmt: skip
+
+
+def evaluate(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run (its folder, or its id under --runs) or model folder.")
+    ],
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="NAME", help="first, last (the default), or an update's number."
+        ),
+    ] = None,
+    tasks: Annotated[
+        int | None,
+        typer.Option(
+            "--tasks", metavar="N", min=1, help="Hold-out tasks; by default evaluation.num_tasks_final."
+        ),
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy/--no-greedy", help="Measure greedily too.")] = True,
+    runs: RunsOption = DEFAULT_RUNS,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure a run's checkpoint, or a model folder, on hold-out tasks."""
+    model = Path(target)
+    is_model = (model / "config.json").is_file() and not (model / "manifest.json").is_file()
+    folder = model if is_model else find_run(target, runs)
+    from hotpot import topology
+
+    found = topology.evaluate_run(folder, checkpoint=checkpoint, num_tasks=tasks, greedy=greedy)
+    rows = [{field.name: getattr(row, field.name) for field in dataclasses.fields(row)} for row in found]
+    if json_output:
+        print_json(rows)
+    else:
+        print_rows(rows, columns=_SHOWN)

@@ -1,0 +1,115 @@
+"""``hotpot lineage``: which versions a run used, what differs from another run, where a trajectory went."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hotpot.cli.output import make_console, print_json, print_rows
+from hotpot.cli.runs_folder import (
+    DEFAULT_RUNS,
+    JsonOption,
+    RunArgument,
+    RunsOption,
+    find_run,
+    open_reader,
+    read_manifest,
+)
+from hotpot.errors import UsageError
+
+_COLUMNS = (
+    "version", "num_steps", "num_trajectories", "first_update", "last_update", "reward_before", "reward_mean",
+)  # fmt: skip
+_MOST_SHOWN = 12
+
+
+def lineage(
+    run: RunArgument,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="RUN", help="Say exactly what changed since that run.")
+    ] = None,
+    trajectory: Annotated[
+        str | None,
+        typer.Option("--trajectory", metavar="ID", help="Follow one trajectory from policy to updates."),
+    ] = None,
+    runs: RunsOption = DEFAULT_RUNS,
+    json_output: JsonOption = False,
+) -> None:
+    """Show the versions behind a run, what changed against another, or one trajectory's chain."""
+    if against is not None and trajectory is not None:
+        raise UsageError("--against and --trajectory exclude each other; give one of them")
+    folder = find_run(run, runs)
+    if against is not None:
+        _show_changes(find_run(against, runs), folder, json_output)
+    elif trajectory is not None:
+        _show_chain(folder, trajectory, json_output)
+    else:
+        _show_versions(folder, json_output)
+
+
+def _show_versions(run: Path, json_output: bool) -> None:
+    from hotpot.observability.lineage import version_uses
+
+    rows = [dataclasses.asdict(use) for use in version_uses(open_reader(run))]
+    if json_output:
+        print_json(rows)
+        return
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        chosen = [row for row in rows if row["kind"] == kind]
+        left_out = len(chosen) - _MOST_SHOWN
+        title = f"{kind} versions of {run.name}" + (
+            f" (the first and last of {len(chosen)}; --json has all)" if left_out > 0 else ""
+        )
+        half = _MOST_SHOWN // 2
+        print_rows(
+            [*chosen[:half], *chosen[-half:]] if left_out > 0 else chosen, columns=_COLUMNS, title=title
+        )
+
+
+def _show_changes(old: Path, new: Path, json_output: bool) -> None:
+    from hotpot.observability.changes import against
+
+    found = against(
+        open_reader(old), open_reader(new), old_manifest=read_manifest(old), new_manifest=read_manifest(new)
+    )
+    if json_output:
+        print_json([dataclasses.asdict(difference) for difference in found])
+        return
+    console = make_console()
+    if not found:
+        console.print(f"{new.name} and {old.name} differ in nothing that is recorded", markup=False)
+    for difference in found:
+        console.print(f"{difference.part}: {difference.where}", style="bold", markup=False, soft_wrap=True)
+        for sign, text, style in (("-", difference.old, "red"), ("+", difference.new, "green")):
+            for line in text.splitlines():
+                console.print(f"  {sign} {line}", style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_chain(run: Path, trajectory: str, json_output: bool) -> None:
+    from hotpot.observability.lineage import trajectory_lineage
+
+    found = trajectory_lineage(open_reader(run), trajectory)
+    if json_output:
+        print_json(dataclasses.asdict(found))
+        return
+    lines: list[str] = []
+    for policy in found.policies:
+        source = "the starting model" if policy.made_by_update is None else f"update {policy.made_by_update}"
+        lines.append(
+            f"{source} published policy version {policy.policy_version} (checksum {policy.checksum})"
+        )
+        lines.append(f"  which sampled {policy.num_tokens} tokens of trajectory {found.trajectory_id}")
+    lines.append(
+        f"trajectory {found.trajectory_id}: {found.purpose}, reward {found.reward:g}, task {found.task_id}"
+    )
+    lines.append(f"  env {found.env_version}, reward {found.reward_version}, prompt {found.prompt_version}")
+    lines += [
+        f"update {used.update} consumed it ({used.source}, {used.epochs} epochs, {used.num_loss_tokens} loss tokens) "
+        f"and published policy version {used.new_policy_version}"
+        for used in found.consumptions
+    ]
+    if not found.consumptions:
+        lines.append("no update consumed it")
+    for line in lines:
+        typer.echo(line)

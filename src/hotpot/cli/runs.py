@@ -1,0 +1,57 @@
+"""``hotpot runs``: which runs there are, how far they came, what they reached."""
+
+from pathlib import Path
+from typing import Any
+
+from hotpot.cli.output import print_json, print_rows
+from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunsOption, list_runs, open_reader, read_summary
+from hotpot.errors import HotpotError
+
+
+def runs(folder: RunsOption = DEFAULT_RUNS, json_output: JsonOption = False) -> None:
+    """List the runs with their status, updates and hold-out success."""
+    rows = [describe(run) for run in list_runs(folder)]
+    if json_output:
+        print_json(rows)
+    else:
+        print_rows(rows, columns=COLUMNS, title=f"runs under {folder}")
+
+
+COLUMNS = ("run", "status", "updates", "trajectories", "before", "after", "seconds")
+
+
+def describe(run: Path) -> dict[str, Any]:
+    """Return one run's line. A run without a summary is read from its records; ``after`` is then its last evaluation."""
+    try:
+        summary = read_summary(run)
+        return _unfinished(run) if summary is None else _finished(run, summary)
+    except HotpotError as error:
+        return {**dict.fromkeys(COLUMNS), "run": run.name, "status": f"unreadable: {error}"}
+
+
+def _finished(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    holdout = summary.get("holdout") or {}
+    return {
+        "run": run.name,
+        "status": summary.get("status", "finished"),
+        "updates": summary.get("updates"),
+        "trajectories": summary.get("trajectories"),
+        "before": (holdout.get("before") or {}).get("mean"),
+        "after": (holdout.get("after") or {}).get("mean"),
+        "seconds": summary.get("seconds_total"),
+    }
+
+
+def _unfinished(run: Path) -> dict[str, Any]:
+    reader = open_reader(run)
+    (row,) = reader.sql(
+        """
+        SELECT (SELECT count(*) FROM updates) AS updates,
+          (SELECT count(*) FROM trajectories WHERE purpose = 'training') AS trajectories,
+          (SELECT min_by(success_rate, evaluation) FROM evaluations
+            WHERE purpose = 'evaluation' AND label = 'before') AS before,
+          (SELECT max_by(success_rate, evaluation) FROM evaluations
+            WHERE purpose = 'evaluation' AND label <> 'before') AS after,
+          (SELECT (max(time_us) - min(time_us)) / 1e6 FROM events) AS seconds"""
+    ).to_pylist()
+    return {"run": run.name, "status": "unfinished", **row}

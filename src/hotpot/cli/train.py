@@ -1,0 +1,87 @@
+"""``hotpot train``: run a recipe, print its plan, or go on with a run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hotpot.cli.exits import INTERRUPTED
+from hotpot.cli.output import make_console, print_json
+from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunsOption, find_run, read_manifest, read_summary
+from hotpot.errors import RecipeError
+
+if TYPE_CHECKING:
+    from hotpot.config import Recipe
+
+
+def train(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE", help="TOML file. With --resume: by default the run's own."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings laid over the recipe."),
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the derived sizes and stop.")] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Go on with this run.")
+    ] = None,
+    runs: RunsOption = DEFAULT_RUNS,
+    json_output: JsonOption = False,
+) -> None:
+    """Train an agent by a recipe, with a live table."""
+    run = find_run(resume, runs) if resume is not None else None
+    resolved = resolve_recipe(recipe, overrides or [], run)
+    if plan:
+        print_plan(resolved, json_output)
+        return
+    from hotpot import topology
+    from hotpot.topology.stopping import StopRequested
+
+    try:
+        finished = topology.train(
+            resolved, resume=run, console=make_console(err=json_output), json_output=json_output
+        )
+    except StopRequested as stop:
+        typer.echo(f"{stop}; everything finished so far is stored", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if json_output:
+        print_json({"run": finished, **(read_summary(finished) or {})})
+    else:
+        typer.echo(f"run folder: {finished}")
+
+
+def resolve_recipe(recipe: str | None, overrides: list[str], run: Path | None) -> "Recipe":
+    """Return the recipe from a file, or from the manifest of the run to go on with, with overrides over it.
+
+    Raises
+    ------
+    RecipeError: neither is given, or something in it cannot work.
+    """
+    from hotpot.config.load import build_recipe, load_recipe
+
+    if recipe is not None and run is not None and "=" in recipe and not Path(recipe).exists():
+        overrides, recipe = [recipe, *overrides], None
+    if recipe is not None:
+        return load_recipe(Path(recipe), overrides)
+    if run is None:
+        raise RecipeError("no recipe is given; name a TOML file, or a run to go on with (--resume RUN)")
+    stored = read_manifest(run).get("recipe")
+    if not isinstance(stored, dict):
+        raise RecipeError(f"{run}/manifest.json holds no recipe; name the recipe's file")
+    return build_recipe(stored, overrides, origin=f"{run}/manifest.json")
+
+
+def print_plan(recipe: "Recipe", json_output: bool) -> None:
+    """Print the sizes a recipe comes to."""
+    from hotpot.config.plan import make_plan, plan_table
+
+    made = make_plan(recipe)
+    if json_output:
+        print_json({"plan": made.to_dict(), "recipe": recipe.model_dump(mode="json")})
+        return
+    console = make_console()
+    console.print(plan_table(made))
+    for note in made.notes:
+        console.print(f"note: {note}", markup=False)

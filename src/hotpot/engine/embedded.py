@@ -1,0 +1,361 @@
+"""The engine that runs in this process: batched generation with a key/value cache over the decoder of ``models``.
+
+Owns its own copy of the weights, the cache, and what happens in a step::
+
+    submit ──► Scheduler (waiting ► slot) ──► prefill queue ──► decode batch ──► Generation
+                                                  │ one padded batch a step,         │ one token for every
+                                                  ▼ at most prefill_tokens           ▼ running request
+                                              logits ──────► sampler ◄────────── logits
+
+Knows no messages, episodes or files. One thread at a time may call it.
+
+Invariants: weights change only between steps, whole, and each sampled token is reported under the version that sampled
+it. A prompt that is not complete at a publish is begun again. A request that has sampled goes on with the keys and values that the old weights computed for its earlier
+tokens (recomputing them would change what it was conditioned on half-way); its slot is never reused by a later
+request. A new request reuses only what the weights serving now computed, and only after comparing the tokens.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotpot.config.recipe import EngineSection
+from hotpot.engine.embedded_cache import SlotCache
+from hotpot.engine.embedded_forward import (
+    Attention,
+    DecodeAttention,
+    PackedWeights,
+    PrefillAttention,
+    forward,
+    rotary_table,
+)
+from hotpot.engine.gate import RequestGate
+from hotpot.engine.rows import Flight, RowTable
+from hotpot.engine.sampler import sample
+from hotpot.engine.scheduler import Scheduler
+from hotpot.errors import EngineError
+from hotpot.models import DecoderConfig, Weights, checksum
+from hotpot.types import (
+    EngineInfo,
+    EngineReport,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    PublishReport,
+    Purpose,
+    SamplingParams,
+    VersionSpan,
+)
+
+_NAME, _PRECISION, _DEVICE = "embedded", "float32", "cpu"
+
+
+class EmbeddedEngine:
+    """Implements :class:`hotpot.engine.Engine` with a :class:`hotpot.models.Decoder`'s mathematics on the CPU.
+
+    Parameters
+    ----------
+    config: shape of the decoder.
+    weights: what it serves first; copied.
+    settings: the recipe's ``[engine]`` section.
+    max_context_tokens: prompt and sampled tokens of one request together; at most what the decoder is built for.
+    sampling: frozen parameters of each purpose the engine serves.
+    policy_version: version of ``weights``.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        *,
+        settings: EngineSection,
+        max_context_tokens: int,
+        sampling: Mapping[Purpose, SamplingParams],
+        policy_version: int = 0,
+    ) -> None:
+        if max_context_tokens > config.max_context_tokens:
+            raise EngineError(
+                f"max_context_tokens is {max_context_tokens} but the model is built for {config.max_context_tokens}; "
+                "lower rollout.max_context_tokens, or use a model with a longer context"
+            )
+        self.gate = RequestGate(sampling, vocab_size=config.vocab_size, max_context_tokens=max_context_tokens)
+        self._params = list(dict.fromkeys(sampling.values()))
+        self._settings = settings
+        self._config = config
+        self._max_context = max_context_tokens
+        self._table = rotary_table(config, max_context_tokens)
+        self._serving, self._standby = PackedWeights(config), PackedWeights(config)
+        self._checksum = self._load(self._serving, weights)
+        self._version = policy_version
+        self._epoch = 0
+        slots = settings.max_concurrency
+        self._cache = SlotCache(config, slots, max_context_tokens)
+        self._rows = RowTable(
+            slots,
+            max_context_tokens,
+            vocab_size=config.vocab_size,
+            track_seen=any(p.repetition_penalty != 1 for p in sampling.values()),
+        )
+        self._scheduler = Scheduler(num_slots=slots, admit_share=settings.admit_share)
+        self._waiting: dict[str, tuple[GenerationRequest, float]] = {}
+        self._flights: dict[int, Flight] = {}
+        self._to_prefill: deque[int] = deque()
+        self._decoding: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._ids: set[str] = set()
+        self._closed = False
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request; see :meth:`hotpot.engine.Engine.submit`."""
+        self._check_open()
+        self.gate.check(request)
+        if request.request_id in self._ids:
+            raise EngineError(
+                f"request {request.request_id!r} is in flight already; give each request in flight its own id"
+            )
+        self._ids.add(request.request_id)
+        self._waiting[request.request_id] = (request, time.perf_counter())
+        self._scheduler.submit(request.request_id, request.session_id)
+
+    @torch.inference_mode()
+    def step(self) -> list[Generation]:
+        """Prefill one batch, or, where nothing waits for that, sample one token for every running request.
+
+        Raises :class:`EngineError` where the weights give logits that are no distribution.
+        """
+        self._check_open()
+        self._admit()
+        if self._to_prefill:
+            return self._prefill()
+        if self._decoding.size:
+            return self._decode()
+        return []
+
+    def publish(self, weights: Weights, policy_version: int) -> PublishReport:
+        """Serve a copy of ``weights`` from the next step on; see :meth:`hotpot.engine.Engine.publish`.
+
+        The copy goes into the buffer that is not serving and is compared with its source by checksum before the two
+        change places, so weights that an optimiser changes meanwhile are refused.
+        """
+        self._check_open()
+        started = time.perf_counter()
+        if policy_version <= self._version:
+            raise EngineError(
+                f"policy version {policy_version} does not grow: {self._version} is being served; "
+                "versions are never reused, take the next one"
+            )
+        found = self._load(self._standby, weights)
+        for slot, flight in self._flights.items():
+            self._close_span(slot, flight)
+        self._serving, self._standby = self._standby, self._serving
+        self._version, self._checksum = policy_version, found
+        self._epoch += 1
+        for slot in self._to_prefill:
+            # Nothing is sampled yet: begin the prompt again, wholly under the new weights.
+            self._rows.cached[slot], self._rows.epoch[slot] = 0, self._epoch
+            self._flights[slot].reused = 0
+        return PublishReport(
+            policy_version=policy_version, checksum=found, seconds=time.perf_counter() - started
+        )
+
+    def info(self) -> EngineInfo:
+        """Return what the engine serves right now, and its limits."""
+        self._check_open()
+        return EngineInfo(
+            engine=_NAME,
+            precision=_PRECISION,
+            device=_DEVICE,
+            num_threads=torch.get_num_threads(),
+            policy_version=self._version,
+            checksum=self._checksum,
+            max_context_tokens=self._max_context,
+            max_concurrency=self._settings.max_concurrency,
+        )
+
+    def close(self) -> None:
+        """Give the weights and the cache back; requests in flight are never answered."""
+        if self._closed:
+            return
+        self._closed = True
+        del self._serving, self._standby, self._cache, self._rows
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed; make a new one")
+
+    def _load(self, buffer: PackedWeights, weights: Weights) -> str:
+        """Copy ``weights`` into ``buffer`` and return their checksum; raise :class:`EngineError` where they don't fit."""
+        expected = {name: tensor.shape for name, tensor in buffer.unpack().items()}
+        given = {name: tensor.shape for name, tensor in weights.items()}
+        if expected != given:
+            wrong = sorted(n for n in expected.keys() | given.keys() if expected.get(n) != given.get(n))
+            raise EngineError(
+                f"the weights do not fit the engine's model: {wrong[0]} has shape {given.get(wrong[0])}, expected "
+                f"{expected.get(wrong[0])} ({len(wrong)} differ); publish weights of the same decoder"
+            )
+        for name, tensor in weights.items():
+            if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
+                raise EngineError(
+                    f"weight {name} is {tensor.dtype} or holds NaN or infinity; publish finite float32 weights "
+                    "(look at the last update's loss and gradient norm)"
+                )
+        with torch.no_grad():
+            source = checksum(weights)
+            buffer.fill(weights)
+            copied = checksum(buffer.unpack())
+        if source != copied:
+            raise EngineError(
+                f"the copied weights have checksum {copied}, their source {source}: they changed while being copied; "
+                "publish when no optimiser step is running"
+            )
+        return copied
+
+    def _admit(self) -> None:
+        now = time.perf_counter()
+        for admission in self._scheduler.admit():
+            request, submitted = self._waiting.pop(admission.request_id)
+            slot = admission.slot
+            reused = self._rows.reusable(slot, request.prompt, self._epoch) if admission.returning else 0
+            self._rows.enter(slot, request, reused, self._epoch)
+            self._rows.purpose[slot] = self._params.index(request.sampling)
+            self._flights[slot] = Flight(
+                request=request, slot=slot, reused=reused, submitted_s=submitted, admitted_s=now
+            )
+            self._to_prefill.append(slot)
+
+    def _prefill(self) -> list[Generation]:
+        """Compute one batch of prompts, as far as the token budget goes; sample for those that are complete."""
+        rows = self._rows
+        pending = np.array(self._to_prefill, dtype=np.int64)
+        left = rows.length[pending] - rows.cached[pending]
+        pending = pending[np.argsort(left, kind="stable")]
+        budget = self._settings.prefill_tokens
+        lengths = np.minimum(rows.length[pending] - rows.cached[pending], budget)
+        # Sorted by length, so a batch of the first n pads each to the n-th.
+        count = max(1, int((lengths * np.arange(1, len(pending) + 1) <= budget).sum()))
+        slots, lengths = pending[:count], lengths[:count]
+        starts = rows.cached[slots]
+        ends = starts + lengths
+        self._cache.reserve(int(ends.max()))
+        owner = np.repeat(np.arange(count), lengths)
+        firsts = np.cumsum(lengths) - lengths
+        positions = np.arange(lengths.sum()) - firsts[owner] + starts[owner]
+        complete = ends == rows.length[slots]
+        attention = PrefillAttention(
+            self._cache,
+            torch.from_numpy(slots),
+            torch.from_numpy(starts),
+            torch.from_numpy(lengths),
+            torch.from_numpy(positions),
+        )
+        last = (firsts + lengths - 1)[complete]
+        logits = self._forward(rows.tokens[slots[owner], positions], positions, attention, last)
+        rows.cached[slots] = ends
+        done = slots[complete]
+        finished = set(done.tolist())
+        self._to_prefill = deque(slot for slot in self._to_prefill if slot not in finished)
+        return self._sample(done, logits) if done.size else []
+
+    def _decode(self) -> list[Generation]:
+        slots = self._decoding
+        positions = self._rows.cached[slots]
+        self._cache.reserve(int(positions.max()) + 1)
+        attention = DecodeAttention(self._cache, torch.from_numpy(slots), torch.from_numpy(positions))
+        logits = self._forward(self._rows.tokens[slots, positions], positions, attention, None)
+        return self._sample(slots, logits)
+
+    def _forward(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        attention: Attention,
+        wanted: NDArray[np.int64] | None,
+    ) -> NDArray[np.float32]:
+        logits = forward(
+            self._serving,
+            self._table,
+            torch.from_numpy(tokens.astype(np.int64)),
+            torch.from_numpy(positions),
+            attention,
+            None if wanted is None else torch.from_numpy(wanted),
+        )
+        result: NDArray[np.float32] = logits.numpy()
+        return result
+
+    def _sample(self, slots: NDArray[np.int64], logits: NDArray[np.float32]) -> list[Generation]:
+        rows = self._rows
+        seen = None if rows.seen is None else rows.seen[slots]
+        drawn = sample(logits, self._groups(slots), rows.next_uniforms(slots), seen)
+        sound = np.isfinite(drawn.model_logprobs)
+        if not sound.all():
+            self._drop(slots[~sound])
+        ended = rows.append(slots, drawn.tokens, drawn.behaviour_logprobs, drawn.model_logprobs)
+        self._decoding = np.union1d(self._decoding, slots) if len(slots) else self._decoding
+        if not ended.any():
+            return []
+        self._decoding = np.setdiff1d(self._decoding, slots[ended], assume_unique=True)
+        return [self._finish(slot) for slot in slots[ended].tolist()]
+
+    def _groups(self, slots: NDArray[np.int64]) -> list[tuple[SamplingParams, NDArray[np.intp]]]:
+        """Return the rows of ``slots`` by their purpose's sampling parameters."""
+        which = self._rows.purpose[slots]
+        return [(self._params[index], np.flatnonzero(which == index)) for index in np.unique(which).tolist()]
+
+    def _drop(self, slots: NDArray[np.int64]) -> None:
+        """Forget the requests in ``slots``, whose logits are no distribution, and raise an error that names them."""
+        names = []
+        for slot in slots.tolist():
+            request = self._flights.pop(slot).request
+            names.append(request.request_id)
+            self._ids.discard(request.request_id)
+            self._scheduler.finish(request.request_id)
+            self._rows.epoch[slot] = -1
+        self._cache.clear(torch.from_numpy(slots))
+        self._decoding = np.setdiff1d(self._decoding, slots, assume_unique=True)
+        raise EngineError(
+            f"policy version {self._version} gives logits that are no distribution (NaN or infinity) for "
+            f"{len(names)} requests, {names[:3]} among them; they are dropped: publish sound weights and submit them again"
+        )
+
+    def _close_span(self, slot: int, flight: Flight) -> None:
+        length = int(self._rows.count[slot]) - sum(span.length for span in flight.spans)
+        if length:
+            flight.spans.append(
+                VersionSpan(policy_version=self._version, checksum=self._checksum, length=length)
+            )
+
+    def _finish(self, slot: int) -> Generation:
+        flight, rows = self._flights.pop(slot), self._rows
+        request, count, length = flight.request, int(rows.count[slot]), int(rows.length[slot])
+        self._close_span(slot, flight)
+        self._scheduler.finish(request.request_id)
+        self._ids.discard(request.request_id)
+        tokens = rows.tokens[slot, length - count : length].copy()
+        if int(tokens[-1]) in request.stop_tokens:
+            finish = FinishReason.STOP
+        elif count == request.max_tokens:
+            finish = FinishReason.MAX_TOKENS
+        else:
+            finish = FinishReason.MAX_CONTEXT
+        now = time.perf_counter()
+        return Generation(
+            request_id=request.request_id,
+            tokens=tokens,
+            behaviour_logprobs=rows.behaviour[slot, :count].copy(),
+            model_logprobs=rows.model[slot, :count].copy(),
+            finish=finish,
+            versions=tuple(flight.spans),
+            report=EngineReport(
+                engine=_NAME,
+                precision=_PRECISION,
+                device=_DEVICE,
+                num_threads=torch.get_num_threads(),
+                sampling=request.sampling,
+                reused_tokens=flight.reused,
+                queue_s=flight.admitted_s - flight.submitted_s,
+                generate_s=now - flight.admitted_s,
+            ),
+        )

@@ -1,0 +1,48 @@
+"""Where experience lives: gate, write-ahead log, ledger, lake, and the way back out.
+
+::
+
+    trajectories ─► gate ─► log (fsync) ─► ledger ─► acknowledged          RunReader ◄─ watermark + log tail
+                     │        └─► archive thread ─► Delta tables ─► watermark ─► log segment deleted
+                     └─► quarantine
+
+``store``      the one writer of a run folder          ``reader``    SQL and columns, each record exactly once
+``gate``       what a trajectory must keep (``rules``)  ``segments``  trajectories as the learner trains on them
+``ledger``     attempts, consumptions, marks            ``manifest``  what a run was started with
+``lake``       the only place that touches deltalake    ``redact``    secrets out of text
+"""
+
+from hotpot.experience.gate import Refusal, check
+from hotpot.experience.ledger import MARKS, Lease, Ledger, LedgerCounts
+from hotpot.experience.manifest import Manifest, read_manifest
+from hotpot.experience.reader import RunReader, open_run
+from hotpot.experience.redact import Redactor
+from hotpot.experience.rules import RULES, Limits
+from hotpot.experience.schema import COLUMNS, SCHEMAS, from_table, to_table
+from hotpot.experience.segments import TrainingSequence, read_trajectories, sequences
+from hotpot.experience.store import AppendReport, ExperienceStore
+
+__all__ = [
+    "COLUMNS",
+    "MARKS",
+    "RULES",
+    "SCHEMAS",
+    "AppendReport",
+    "ExperienceStore",
+    "Lease",
+    "Ledger",
+    "LedgerCounts",
+    "Limits",
+    "Manifest",
+    "Redactor",
+    "Refusal",
+    "RunReader",
+    "TrainingSequence",
+    "check",
+    "from_table",
+    "open_run",
+    "read_manifest",
+    "read_trajectories",
+    "sequences",
+    "to_table",
+]

@@ -1,0 +1,101 @@
+"""The gate: whether a trajectory may enter the log, and the quarantine record of one that may not.
+
+Owns the decision and its wording. Knows no log, ledger or clock (the caller gives the time). The rules are in
+:mod:`hotpot.experience.rules`.
+
+Invariant: it never raises, whatever it is given; what it cannot make sense of is refused with a reason.
+"""
+
+import dataclasses
+import enum
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hotpot.experience.rules import RULES, Limits
+from hotpot.types import SCHEMA_VERSION, QuarantineRow, Trajectory
+
+MAX_PAYLOAD_DEPTH = 12
+"""A payload is written as JSON to this depth; deeper parts as their Python text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a trajectory was refused: the rule's machine-readable name, and the value, rule and remedy in words."""
+
+    reason: str
+    detail: str
+
+
+def check(trajectory: Trajectory, limits: Limits, *, proven: frozenset[str] = frozenset()) -> Refusal | None:
+    """Return None where the trajectory keeps every rule, else the first rule it breaks.
+
+    Rules named in ``proven`` are known to hold already (:func:`hotpot.experience.rules.proven`) and are not tried.
+    """
+    for name, rule in RULES.items():
+        if name in proven:
+            continue
+        detail = rule(trajectory, limits)
+        if detail is not None:
+            return Refusal(reason=name, detail=detail)
+    return None
+
+
+def quarantine_row(trajectory: Any, refusal: Refusal, *, run_id: str, time_us: int) -> QuarantineRow:
+    """Return the quarantine record of whatever was refused, with the whole payload as JSON."""
+    row = getattr(trajectory, "row", None)
+    return QuarantineRow(
+        run_id=run_id,
+        record_kind="trajectories",
+        record_id=readable(getattr(row, "trajectory_id", "")),
+        producer=readable(getattr(row, "actor_id", "")),
+        reason=refusal.reason,
+        detail=readable(refusal.detail),
+        payload=payload_json(trajectory),
+        time_us=time_us,
+        schema_version=SCHEMA_VERSION,
+    )
+
+
+def readable(value: Any) -> str:
+    """Return any value as text that UTF-8 can carry (lone surrogates become ``?``)."""
+    text = value if isinstance(value, str) else repr(value)
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def payload_json(value: Any) -> str:
+    """Return a record of any shape as JSON text: dataclasses as objects, arrays as lists, the unknown as its repr.
+
+    Non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``, so that any JSON reader can read it.
+    """
+    return json.dumps(_plain(value, MAX_PAYLOAD_DEPTH), ensure_ascii=True, allow_nan=False)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if depth == 0:
+        return readable(value)
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, depth - 1)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist(), depth - 1)
+    if isinstance(value, np.generic):
+        return _plain(value.item(), depth - 1)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _plain(getattr(value, field.name, None), depth - 1)
+            for field in dataclasses.fields(value)
+        }
+    if isinstance(value, dict):
+        return {readable(key): _plain(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, depth - 1) for item in value]
+    return readable(value)

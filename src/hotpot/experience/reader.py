@@ -1,0 +1,142 @@
+"""Reading a run, live, finished or crashed: SQL and columns over lake and log, each record exactly once.
+
+Owns the views. Never writes into the run folder. Invariants: a trajectory is seen whole or not at all; two queries may
+see different moments, one query sees one; SQL can only read, and only the run's own tables.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import duckdb
+import pyarrow as pa
+
+from hotpot.errors import RunFolderError, UsageError
+from hotpot.experience.lake import SEGMENT_COLUMN, Lake
+from hotpot.experience.manifest import Manifest, read_manifest
+from hotpot.experience.schema import COLUMNS, SCHEMAS
+from hotpot.experience.snapshot import Snapshot, take_snapshot
+from hotpot.types import TABLES
+
+Parameters = Sequence[Any] | Mapping[str, Any]
+
+
+class RunReader:
+    """Reads one run folder. Made by :meth:`open`; holds no lock and no connection between calls.
+
+    Not to be shared between threads; open one for each.
+    """
+
+    def __init__(self, run_folder: Path, manifest: Manifest) -> None:
+        self.run_folder = run_folder
+        self.manifest = manifest
+        self._lake = Lake(run_folder / "lake")
+
+    @classmethod
+    def open(cls, run_folder: Path | str) -> Self:
+        """Open a run folder. Raises :class:`RunFolderError` where there is none, or it isn't one."""
+        folder = Path(run_folder)
+        if not folder.is_dir():
+            raise RunFolderError(f"run folder {folder} does not exist; `hotpot runs` lists those there are")
+        return cls(folder, read_manifest(folder))
+
+    def sql(self, query: str, params: Parameters | None = None) -> pa.Table:
+        """Return the result of one SELECT (DuckDB's SQL) over the tables of :data:`hotpot.types.TABLES`.
+
+        ``params`` fill ``?`` (a sequence) or ``$name`` (a mapping). Raises :class:`UsageError` where the query is not
+        one reading statement, or fails; the message names the tables and columns there are.
+        """
+        return self._query(query, params, _named_tables(query))
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a whole table, or only the named columns of it, in the order its rows were recorded.
+
+        Only the asked columns are read from the lake. The result carries each column's meaning and unit. Raises
+        :class:`UsageError` where table or column is unknown.
+        """
+        if name not in TABLES:
+            raise UsageError(f"unknown table {name!r}; tables are {', '.join(TABLES)}")
+        known = [column.name for column in COLUMNS[name]]
+        names = known if columns is None else list(columns)
+        unknown = [column for column in names if column not in known]
+        if unknown or not names:
+            raise UsageError(f"table {name} has no columns {unknown}; columns are {', '.join(known)}")
+        listed = ", ".join(f'"{column}"' for column in names)
+        result = self._query(f"SELECT {listed} FROM {name}", None, (name,))
+        schema = pa.schema([SCHEMAS[name].field(column) for column in names], SCHEMAS[name].metadata)  # type: ignore[arg-type]
+        return result.cast(schema)
+
+    def _query(self, query: str, params: Parameters | None, tables: Sequence[str]) -> pa.Table:
+        snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
+        with duckdb.connect(":memory:") as database:
+            _lock_down(database, snapshot)
+            try:
+                statements = database.extract_statements(query)
+                if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                    raise UsageError(f"only a single SELECT can be asked of a run, got {query!r:.300}")
+                answer: pa.Table = database.sql(query, params=params).to_arrow_table()
+                return answer
+            except duckdb.Error as error:
+                raise UsageError(f"the query failed: {error}\n{_known_names(query)}") from error
+
+
+def open_run(run_folder: Path | str) -> RunReader:
+    """Open a run folder for reading; see :class:`RunReader`."""
+    return RunReader.open(run_folder)
+
+
+def _named_tables(query: str) -> list[str]:
+    """Return the tables a query can refer to: those whose name is in its text, or all where it lists tables."""
+    words = set(re.findall(r"[a-z_]+", query.lower()))
+    named = [name for name in TABLES if name in words]
+    return named or list(TABLES)
+
+
+def _lock_down(database: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
+    """Define the views, then take away everything but reading them."""
+    database.execute("SET python_enable_replacements = false")
+    database.execute("SET autoinstall_known_extensions = false")
+    database.execute("SET autoload_known_extensions = false")
+    paths = [path for table in snapshot.tables.values() for path in table.paths]
+    # The whole list in one statement: paths are our own file names, quoted as SQL text.
+    database.execute(f"SET allowed_paths = [{', '.join(map(_text, paths))}]")
+    database.execute("SET enable_external_access = false")
+    for name in TABLES:
+        _create_view(database, snapshot, name)
+    database.execute("SET lock_configuration = true")
+
+
+def _create_view(database: duckdb.DuckDBPyConnection, snapshot: Snapshot, name: str) -> None:
+    table = snapshot.tables.get(name)
+    listed = ", ".join(f'"{column.name}"' for column in COLUMNS[name])
+    database.register(f"log_{name}", table.tail if table is not None else SCHEMAS[name].empty_table())
+    parts = [f"SELECT {listed} FROM log_{name}"]
+    if table is not None and table.paths:
+        files = ", ".join(map(_text, table.paths))
+        parts.insert(
+            0, f"SELECT {listed} FROM read_parquet([{files}]) WHERE {SEGMENT_COLUMN} <= {snapshot.watermark}"
+        )
+    body = " UNION ALL ".join(parts)
+    if name == "attempts":
+        database.register("ledger_attempts", snapshot.unlogged)
+        body = (
+            f"WITH ended AS ({body}) SELECT {listed} FROM ended UNION ALL SELECT {listed} FROM ledger_attempts "
+            "WHERE attempt_id NOT IN (SELECT attempt_id FROM ended)"
+        )
+    database.execute(f"CREATE VIEW {name} AS {body}")
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _known_names(query: str) -> str:
+    words = set(re.findall(r"[a-z_]+", query.lower()))
+    lines = [f"tables: {', '.join(TABLES)}"]
+    lines += [
+        f"columns of {name}: {', '.join(column.name for column in COLUMNS[name])}"
+        for name in TABLES
+        if name in words
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""Secrets in text, found by pattern and replaced, before a model or a log sees them.
+
+Owns the patterns. Knows no record: it maps text to text. A match becomes ``[redacted:<kind>]``; where a name stands
+before the secret (``password=...``) the name stays. Patterns find what looks like a secret, not what is one: they
+are a net under carelessness, no wall against malice.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotpot.errors import RecipeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretPattern:
+    """One kind of secret. What the group ``keep`` matches stays, the rest of the match is replaced.
+
+    ``hints`` are lower-case pieces of text one of which any match contains; text without them is not searched.
+    """
+
+    kind: str
+    pattern: re.Pattern[str]
+    hints: tuple[str, ...]
+
+
+def _known(kind: str, pattern: str, *hints: str) -> SecretPattern:
+    return SecretPattern(kind=kind, pattern=re.compile(pattern), hints=hints)
+
+
+PATTERNS: tuple[SecretPattern, ...] = (
+    _known(
+        "private_key",
+        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)",
+        "private key-----",
+    ),
+    _known("api_key", r"\bsk-[A-Za-z0-9_-]{16,}", "sk-"),
+    _known("aws_access_key", r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", "akia", "asia"),
+    _known("github_token", r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})", "gh", "github_pat_"),
+    _known("gitlab_token", r"\bglpat-[A-Za-z0-9_-]{16,}", "glpat-"),
+    _known("slack_token", r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}", "xox"),
+    _known("hugging_face_token", r"\bhf_[A-Za-z0-9]{20,}", "hf_"),
+    _known("google_key", r"\bAIza[0-9A-Za-z_-]{35}", "aiza"),
+    _known("json_web_token", r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*", "eyj"),
+    _known("bearer_token", r"(?P<keep>\b(?i:bearer)\s+)[A-Za-z0-9._~+/=-]{8,}", "bearer"),
+    _known("url_password", r"(?P<keep>\b[a-z][a-z0-9+.-]*://[^\s/:@]+:)(?!\[redacted:)[^\s/@]+(?=@)", "://"),
+    _known(
+        "password",
+        r"(?P<keep>\b(?i:[a-z0-9_.-]*(?:password|passwd|pwd|secret|api[_-]?key|access[_-]?key|auth[_-]?token))"
+        r"[\"']?\s*[=:]\s*)(?!\[redacted:)(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s,;&\"']+)",
+        "password", "passwd", "pwd", "secret", "key", "token",
+    ),
+)  # fmt: skip
+"""The kinds of secret that are always looked for."""
+
+
+class Redactor:
+    """Replaces secrets in text.
+
+    ``patterns`` are further regular expressions (``store.redact_patterns``); their matches are replaced whole. Raises
+    :class:`RecipeError` where one is no regular expression, or matches the empty text.
+    """
+
+    def __init__(self, patterns: Sequence[str] = ()) -> None:
+        self._known = (*PATTERNS, *(_custom(pattern) for pattern in patterns))
+
+    def redact(self, text: str) -> tuple[str, int]:
+        """Return ``text`` with every secret replaced, and how many were. Applying it again changes nothing."""
+        lowered = text.lower()
+        count = 0
+        for known in self._known:
+            if known.hints and not any(hint in lowered for hint in known.hints):
+                continue
+            text, found = known.pattern.subn(_replacement(known), text)
+            count += found
+        return text, count
+
+
+def _replacement(known: SecretPattern) -> str:
+    kept = r"\g<keep>" if "keep" in known.pattern.groupindex else ""
+    return f"{kept}[redacted:{known.kind}]"
+
+
+def _custom(pattern: str) -> SecretPattern:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise RecipeError(
+            f"store.redact_patterns: {pattern!r} is no regular expression ({error}); correct or remove it"
+        ) from error
+    if compiled.search("") or "keep" in compiled.groupindex:
+        raise RecipeError(
+            f"store.redact_patterns: {pattern!r} matches the empty text or names a group 'keep'; narrow it"
+        )
+    return SecretPattern(kind="custom", pattern=compiled, hints=())

@@ -1,0 +1,97 @@
+"""One consistent look at a run while its writer goes on: watermark, log tail and ledger that belong together.
+
+Owns the order of reading that makes each record appear exactly once. Opens nothing for writing; knows no SQL.
+
+1. The ledger first: what it says an attempt became is in the log by then (log before ledger), so what is read from the
+   log afterwards can only be newer, and wins.
+2. The watermark W, then every log segment above W, then the watermark again. Segments are deleted only after a newer
+   watermark: if W did not move, none of those above it can have gone meanwhile. If it moved, look again.
+3. The tables' files last. What they hold above W is in the log tail already, and is left out by ``_segment <= W``.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from hotpot.errors import StoreError
+from hotpot.experience.lake import Lake
+from hotpot.experience.ledger import read_not_logged
+from hotpot.experience.schema import SCHEMAS, to_table
+from hotpot.experience.wal import Segment, read_segment, segment_numbers, segment_path
+
+LOOK_AGAIN_S = 30.0
+"""Longest time spent on looking again because the archive was faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableSnapshot:
+    """One table: the lake's files (rows with ``_segment <= watermark`` count) and the log's tail as Arrow."""
+
+    paths: tuple[str, ...]
+    tail: pa.Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """A consistent look at some tables. ``unlogged`` are the ledger's attempts that are in neither log nor lake, unless
+    the log has them by now (then the log's state is the newer one)."""
+
+    watermark: int
+    tables: dict[str, TableSnapshot]
+    unlogged: pa.Table
+
+
+def take_snapshot(run_folder: Path, run_id: str, lake: Lake, tables: Iterable[str]) -> Snapshot:
+    """Return a snapshot of ``tables``. Raises :class:`StoreError` where log or lake can't be read."""
+    wanted = tuple(tables)
+    unlogged = read_not_logged(run_folder / "control.sqlite", run_id) if "attempts" in wanted else []
+    watermark, segments = _tail(run_folder / "wal", lake)
+    found: dict[str, TableSnapshot] = {}
+    for name in wanted:
+        files = lake.files(name) if watermark else None
+        found[name] = TableSnapshot(
+            paths=files.paths if files is not None else (), tail=_table_tail(name, segments)
+        )
+    return Snapshot(watermark=watermark, tables=found, unlogged=to_table("attempts", unlogged))
+
+
+def _tail(log_folder: Path, lake: Lake) -> tuple[int, list[Segment]]:
+    deadline = time.monotonic() + LOOK_AGAIN_S
+    watermark = lake.watermark()
+    while True:
+        segments = _read_above(log_folder, watermark)
+        again = lake.watermark()
+        if again == watermark and segments is not None:
+            return watermark, segments
+        watermark = again
+        if time.monotonic() > deadline:
+            raise StoreError(
+                f"the log in {log_folder} changed faster than it could be read for {LOOK_AGAIN_S} s; try again"
+            )
+
+
+def _read_above(log_folder: Path, watermark: int) -> list[Segment] | None:
+    """Return the segments above the watermark, or None where one was taken to the lake meanwhile."""
+    numbers = [number for number in segment_numbers(log_folder) if number > watermark]
+    segments = []
+    for number in numbers:
+        try:
+            # A writer that fell behind the next one's creation may still be sealing; torn bytes count as not there.
+            segments.append(read_segment(segment_path(log_folder, number), sealed=number != numbers[-1]))
+        except FileNotFoundError:
+            return None
+    return segments
+
+
+def _table_tail(name: str, segments: list[Segment]) -> pa.Table:
+    schema = SCHEMAS[name]
+    pieces = [
+        pa.Table.from_arrays(table.columns, schema=schema)
+        for segment in segments
+        for frame in segment.frames
+        if (table := frame.table(name)) is not None
+    ]
+    return pa.concat_tables(pieces) if pieces else schema.empty_table()

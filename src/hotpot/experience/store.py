@@ -1,0 +1,376 @@
+"""The experience store: the one writer of a run folder.
+
+::
+
+    trajectories ──► gate ──► log frame (fsync) ──► ledger ──► acknowledged
+                      │            │
+                 quarantine        └──► archive (own thread) ──► lake ──► watermark
+
+Owns the order in which things become durable. Knows no model, environment or topology. Invariants:
+
+- one call, one log frame, one ledger transaction: after a crash each call happened wholly or not at all;
+- what was acknowledged survives the process's death (``acknowledge = "log"``) or is in the lake (``"lake"``);
+- an attempt's trajectories are accepted or refused together;
+- all rows of a run carry its id and this release's schema version.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+
+from hotpot.config import StoreSection
+from hotpot.errors import RunFolderError, StoreError
+from hotpot.experience import recovery
+from hotpot.experience.admission import judge
+from hotpot.experience.archive import Archive, Thresholds
+from hotpot.experience.gate import Refusal, quarantine_row
+from hotpot.experience.journal import Journal
+from hotpot.experience.lake import Lake
+from hotpot.experience.ledger import Ledger
+from hotpot.experience.manifest import (
+    MANIFEST_DRAFT,
+    MANIFEST_NAME,
+    collect_manifest,
+    read_manifest,
+    write_manifest,
+)
+from hotpot.experience.owner import OwnerLock
+from hotpot.experience.redact import Redactor
+from hotpot.experience.rules import Limits
+from hotpot.experience.schema import COLUMNS, group_rows, to_table
+from hotpot.experience.wal import segment_path
+from hotpot.types import (
+    SCHEMA_VERSION,
+    AttemptRow,
+    ConsumptionRow,
+    GroupRow,
+    LearnedTokensRow,
+    Trajectory,
+    UpdateRow,
+)
+
+FLUSH_TIMEOUT_S = 120.0
+"""Longest wait for the lake to take what is in the log."""
+
+RUN_ENDED = "run_ended"
+"""Reason of an attempt that was still leased when the run was closed in order."""
+
+_REDACTED_COLUMNS = {
+    "trajectories": ("task_content",),
+    "events": ("detail",),
+    "versions": ("manifest", "sources"),
+    "quarantine": ("detail", "payload"),
+}
+
+# What a process killed before it wrote its manifest leaves: nothing worth keeping.
+_BARE = frozenset({"owner.lock", MANIFEST_DRAFT})
+
+_OWN_CALLS = {
+    "steps": "append",
+    "trajectories": "append",
+    "attempts": "the ledger",
+    "consumptions": "record_update",
+    "updates": "record_update",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendReport:
+    """What became of the trajectories of one call: accepted ids, and (id, reason) of the refused, in the order given.
+
+    ``redactions`` counts the secrets that were replaced in them.
+    """
+
+    accepted: tuple[str, ...]
+    quarantined: tuple[tuple[str, str], ...]
+    redactions: int = 0
+
+
+class ExperienceStore:
+    """The writer of one run. Made by :meth:`open`; use it as a context manager or call :meth:`close`."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        *,
+        run_id: str,
+        settings: StoreSection,
+        limits: Limits,
+        lock: OwnerLock,
+        redactor: Redactor,
+    ) -> None:
+        self.run_folder = run_folder
+        self._run_id = run_id
+        self._settings = settings
+        self._limits = limits
+        self._lock_file = lock
+        self._redactor = redactor
+        self._guard = threading.RLock()
+        self._closed = False
+        self.ledger = Ledger(run_folder / "control.sqlite", run_id)
+        try:
+            self._begin(run_folder / "wal", Lake(run_folder / "lake"))
+        except BaseException:
+            self.ledger.close(ended=False)
+            raise
+
+    def _begin(self, log_folder: Path, lake: Lake) -> None:
+        recovered = recovery.recover(log_folder, self.ledger, lake.watermark())
+        self._archive = Archive(
+            lake,
+            thresholds=Thresholds(
+                batches=self._settings.archive_every_batches,
+                num_bytes=self._settings.archive_every_bytes,
+                seconds=self._settings.archive_every_s,
+            ),
+        )
+        self._journal = Journal(
+            log_folder,
+            recovered.next_segment,
+            self.ledger,
+            noted=self._archive.note,
+            sealed=self._archive.add,
+        )
+        for number in recovered.sealed:
+            self._archive.add(segment_path(log_folder, number))
+        self._archive.start(seal=self._journal.seal, settle=self.ledger.sync)
+        if recovered.unclean:
+            try:
+                self.record([recovery.event(recovered, self.ledger, self._run_id)])
+            except BaseException:
+                self._archive.close()
+                self._journal.close()
+                raise
+
+    @classmethod
+    def open(
+        cls,
+        run_folder: Path,
+        *,
+        run_id: str,
+        settings: StoreSection,
+        vocabulary_size: int,
+        recipe: str = "{}",
+        seed: int = 0,
+        num_threads: int = 0,
+        resume: bool = False,
+    ) -> Self:
+        """Create the run folder, or with ``resume`` take over the one that is there (recovering it from a crash).
+
+        ``recipe`` (JSON), ``seed`` and ``num_threads`` go into the manifest of a new run. Raises
+        :class:`RunFolderError` where the folder exists (without ``resume``), is missing (with it), can't be written, or
+        has a living writer; :class:`StoreError` where what lies in it can't be recovered.
+        """
+        run_folder = Path(run_folder)
+        redactor = Redactor(settings.redact_patterns)
+        _prepare_folder(run_folder, resume=resume)
+        lock = OwnerLock(run_folder)
+        try:
+            if resume:
+                _check_manifest(run_folder, run_id)
+            else:
+                manifest = collect_manifest(run_id=run_id, recipe=recipe, seed=seed, num_threads=num_threads)
+                write_manifest(run_folder, manifest)
+            for name in ("wal", "lake", "checkpoints", "logs"):
+                (run_folder / name).mkdir(exist_ok=True)
+            limits = Limits(run_id=run_id, vocabulary_size=vocabulary_size)
+            return cls(
+                run_folder, run_id=run_id, settings=settings, limits=limits, lock=lock, redactor=redactor
+            )
+        except OSError as error:
+            lock.release()
+            raise RunFolderError(f"can't write {run_folder}: {error}; check space and rights") from error
+        except BaseException:
+            lock.release()
+            raise
+
+    def append(self, trajectories: Sequence[Trajectory]) -> AppendReport:
+        """Pass trajectories through the gate, log them and close their attempts; returns once that is acknowledged.
+
+        The attempts must be leased. A refused trajectory goes to quarantine and its attempt is dropped. Raises
+        :class:`hotpot.errors.LedgerError` where an accepted trajectory's attempt isn't leased (nothing is kept then),
+        and :class:`StoreError` where log, ledger or lake fail.
+        """
+        with self._guard:
+            self._check_open()
+            judged = judge(trajectories, self._limits)
+            ids = dict.fromkeys(t.row.attempt_id for t in judged.accepted)
+            attempts = [self.ledger.ended(attempt_id, "finished") for attempt_id in ids]
+            attempts += self._dropped(judged.refused)
+            now = time.time_ns() // 1_000
+            quarantine = [
+                quarantine_row(t, refusal, run_id=self._run_id, time_us=now) for t, refusal in judged.refused
+            ]
+            tables: dict[str, pa.Table] = {}
+            if judged.accepted:
+                tables |= {"steps": judged.steps, "trajectories": judged.rows}
+            if quarantine:
+                tables["quarantine"] = to_table("quarantine", quarantine)
+            tables, redactions = self._redacted(tables)
+            self._journal.write(tables, attempts, batches=1)
+        if self._settings.acknowledge == "lake":
+            self.flush()
+        return AppendReport(
+            accepted=tuple(t.row.trajectory_id for t in judged.accepted),
+            quarantined=tuple((row.record_id, row.reason) for row in quarantine),
+            redactions=redactions,
+        )
+
+    def record(self, rows: Iterable[Any]) -> None:
+        """Log rows of any tables but those with a call of their own, in one frame; returns once they are durable.
+
+        Raises :class:`StoreError` where a row is of no table, of a table with its own call, of another run or schema
+        version, or holds a value of the wrong type.
+        """
+        grouped = group_rows(rows)
+        for name in grouped:
+            if name in _OWN_CALLS:
+                raise StoreError(f"rows of {name} are written by {_OWN_CALLS[name]} only, not by record")
+        if not grouped:
+            return
+        with self._guard:
+            self._check_open()
+            tables, _ = self._redacted(self._tables(grouped))
+            self._journal.write(tables)
+
+    def record_update(
+        self,
+        update: UpdateRow,
+        groups: Sequence[GroupRow],
+        learned: Sequence[LearnedTokensRow],
+        consumptions: Sequence[ConsumptionRow],
+        others: Iterable[Any] = (),
+    ) -> None:
+        """Log one update with its groups, learned tokens and consumptions as one atomic frame.
+
+        ``others`` are further rows for the same frame (metrics, events, versions). Raises
+        :class:`hotpot.errors.LedgerError` where the update's number was recorded before, or it consumes a trajectory
+        twice or one whose attempt did not finish; :class:`StoreError` as :meth:`record`.
+        """
+        grouped = group_rows([update, *groups, *learned, *consumptions, *others])
+        with self._guard:
+            self._check_open()
+            self.ledger.check_consumptions(consumptions, update.update)
+            tables, _ = self._redacted(self._tables(grouped))
+            self._journal.write(tables, consumptions=consumptions, update=update.update)
+
+    def flush(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """Wait until everything appended so far is in the lake. Raises :class:`StoreError` where it does not get there."""
+        self._archive.flush(timeout_s=timeout_s)
+
+    def backlog(self) -> int:
+        """Return how many log segments are sealed and not yet in the lake."""
+        return self._archive.backlog()
+
+    def close(self) -> None:
+        """End the run in order: leased attempts are dropped, everything is archived, the folder is let go.
+
+        Raises :class:`StoreError` where the lake does not take the rest; it stays in the log for a resume. May be called
+        twice.
+        """
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+        in_order = False
+        try:
+            self._journal.end(RUN_ENDED)
+            self.flush()
+            in_order = True
+        finally:
+            self._archive.close()
+            self._journal.close()
+            self.ledger.close(ended=in_order)
+            self._lock_file.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"the store of {self.run_folder} is closed; open it again with resume")
+        self._archive.check()
+        self._journal.wait()
+
+    def _dropped(self, refused: Sequence[tuple[Trajectory, Refusal]]) -> list[AttemptRow]:
+        reasons: dict[str, str] = {}
+        for trajectory, refusal in refused:
+            attempt_id = getattr(getattr(trajectory, "row", None), "attempt_id", None)
+            # A record too broken to say whose attempt it was closes none; the lease ends with the run.
+            if isinstance(attempt_id, str) and self.ledger.is_leased(attempt_id):
+                reasons.setdefault(attempt_id, f"quarantined:{refusal.reason}")
+        return [self.ledger.ended(attempt_id, "dropped", reason) for attempt_id, reason in reasons.items()]
+
+    def _tables(self, grouped: Mapping[str, Sequence[Any]]) -> dict[str, pa.Table]:
+        for name, rows in grouped.items():
+            for row in rows:
+                if row.run_id != self._run_id or row.schema_version != SCHEMA_VERSION:
+                    raise StoreError(
+                        f"a row of {name} is of run {row.run_id!r}, schema version {row.schema_version}; this store "
+                        f"keeps run {self._run_id!r}, version {SCHEMA_VERSION}"
+                    )
+        return {name: to_table(name, rows) for name, rows in grouped.items()}
+
+    def _redacted(self, tables: Mapping[str, pa.Table]) -> tuple[dict[str, pa.Table], int]:
+        result, count = dict(tables), 0
+        for name in tables.keys() & _REDACTED_COLUMNS.keys():
+            for column in _REDACTED_COLUMNS[name]:
+                result[name], found = self._redact_column(result[name], name, column)
+                count += found
+        return result, count
+
+    def _redact_column(self, table: pa.Table, name: str, column: str) -> tuple[pa.Table, int]:
+        index = [c.name for c in COLUMNS[name]].index(column)
+        texts: list[Any] = table.column(index).to_pylist()
+        cleaned = {text: self._redactor.redact(text) for text in set(texts)}
+        count = sum(cleaned[text][1] for text in texts)
+        if count == 0:
+            return table, 0
+        array = pa.array([cleaned[text][0] for text in texts], type=pa.string())
+        return table.set_column(index, table.schema.field(index), array), count
+
+
+def _prepare_folder(run_folder: Path, *, resume: bool) -> None:
+    if resume:
+        if not run_folder.is_dir():
+            raise RunFolderError(
+                f"{run_folder} does not exist, so there is nothing to resume; check the name"
+            )
+    else:
+        try:
+            run_folder.mkdir(parents=True, exist_ok=True)
+            used = any(entry.name not in _BARE for entry in run_folder.iterdir())
+        except OSError as error:
+            raise RunFolderError(
+                f"can't create run folder {run_folder}: {error}; check the path and rights"
+            ) from error
+        if used:
+            raise RunFolderError(
+                f"{run_folder} exists and is not empty; choose another run id, or resume the run that is in it"
+            )
+    if not os.access(run_folder, os.W_OK | os.X_OK):
+        raise RunFolderError(
+            f"run folder {run_folder} can't be written; check rights, or choose another folder"
+        )
+
+
+def _check_manifest(run_folder: Path, run_id: str) -> None:
+    manifest = read_manifest(run_folder)
+    if manifest.run_id != run_id:
+        raise RunFolderError(
+            f"{run_folder / MANIFEST_NAME} belongs to run {manifest.run_id!r}, not {run_id!r}; name that run"
+        )
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{run_folder} keeps schema version {manifest.schema_version}, this release writes {SCHEMA_VERSION}; "
+            "resume it with the release that began it"
+        )

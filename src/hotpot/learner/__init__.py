@@ -1,0 +1,17 @@
+"""From training sequences to new weights: advantages, losses, batches, optimiser steps."""
+
+from hotpot.learner.advantages import Advantages, GroupStatistics, Member, group_advantages
+from hotpot.learner.learner import Learner
+from hotpot.learner.results import Agreement, LearnedSequence, OptimizerStep, UpdateResult
+
+__all__ = [
+    "Advantages",
+    "Agreement",
+    "GroupStatistics",
+    "LearnedSequence",
+    "Learner",
+    "Member",
+    "OptimizerStep",
+    "UpdateResult",
+    "group_advantages",
+]

@@ -1,0 +1,110 @@
+"""Log-probabilities of loss tokens: the model's forward pass over one micro-batch.
+
+Owns which hidden states become logits (those that predict a loss token, no others) and the computation of a shared
+prefix once for all rows. Knows no loss and no optimiser.
+
+Invariant: the token at position t is scored from the hidden state at t - 1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotpot.learner.batches import MicroBatch
+from hotpot.learner.losses import entropy
+from hotpot.models import Decoder, DecoderConfig, KeyValueCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenScores:
+    """Per loss token of a micro-batch, float32 ``[k]``.
+
+    ``logprobs``: log-probability at the training temperature, differentiable. ``model_logprobs``: at temperature 1,
+    detached. ``entropy``: of the whole distribution at the training temperature, detached.
+    """
+
+    logprobs: Tensor
+    model_logprobs: Tensor
+    entropy: Tensor
+
+
+class SharedPrefix(KeyValueCache):
+    """Keys and values of one prefix, put before those of every row; gradients flow back into the prefix.
+
+    Takes the place of an inference cache in :class:`Decoder`: the first pass (one row) writes the prefix, the second
+    (all rows) sees it before its own keys.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config, slots=0, capacity=0)
+        self._prefix: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def write(
+        self, layer: int, rows: slice | Tensor, positions: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
+        """Take the keys and values of a pass, float ``[B, num_kv_heads, T, head_dim]``; the first pass is the prefix."""
+        del rows, positions
+        if layer not in self._prefix:
+            self._prefix[layer] = (keys, values)
+            self.keys[layer], self.values[layer] = keys, values
+            return
+        before_keys, before_values = self._prefix[layer]
+        shape = (len(keys), -1, -1, -1)
+        self.keys[layer] = torch.cat([before_keys.expand(shape), keys], dim=2)
+        self.values[layer] = torch.cat([before_values.expand(shape), values], dim=2)
+
+    def read(self, layer: int, rows: slice | Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return what the last :meth:`write` of ``layer`` left, prefix first."""
+        del rows, length
+        return self.keys[layer], self.values[layer]
+
+
+def score(decoder: Decoder, micro: MicroBatch, *, temperature: float, spread: bool = True) -> TokenScores:
+    """Return the log-probability and (where ``spread``, else 0) the entropy of every loss token of ``micro``."""
+    hidden = _hidden(decoder, micro)
+    logits = decoder.logits(hidden)
+    targets = torch.from_numpy(micro.targets)[:, None]
+    scaled = logits if temperature == 1.0 else logits / temperature
+    distribution = scaled.log_softmax(dim=-1)
+    logprobs = distribution.gather(-1, targets)[:, 0]
+    with torch.no_grad():
+        if temperature == 1.0:
+            model_logprobs = logprobs.detach()
+        else:
+            model_logprobs = logits.log_softmax(dim=-1).gather(-1, targets)[:, 0]
+        spread_over = entropy(distribution) if spread else torch.zeros_like(model_logprobs)
+    return TokenScores(logprobs=logprobs, model_logprobs=model_logprobs, entropy=spread_over)
+
+
+def _hidden(decoder: Decoder, micro: MicroBatch) -> Tensor:
+    """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``."""
+    tokens = torch.from_numpy(micro.tokens)
+    before, width = len(micro.prefix), tokens.shape[1]
+    # Padding may run past the last position the model knows; what it computes there is never read.
+    positions = torch.arange(before, before + width).clamp(max=decoder.config.max_context_tokens - 1)
+    positions = positions.expand(tokens.shape)
+    wanted = torch.from_numpy(micro.rows * width + micro.columns)
+    if before == 0:
+        hidden: Tensor = decoder(tokens, positions, wanted=wanted)
+    else:
+        cache = SharedPrefix(decoder.config)
+        sees = torch.ones(before + width, before + width, dtype=torch.bool).tril()[None, None]
+        prefix = torch.from_numpy(micro.prefix)[None]
+        decoder(
+            prefix,
+            torch.arange(before)[None],
+            cache=cache,
+            rows=slice(0, 1),
+            attend=sees[:, :, :before, :before],
+            wanted=wanted[:0],
+        )
+        hidden = decoder(
+            tokens,
+            positions,
+            cache=cache,
+            rows=slice(0, len(tokens)),
+            attend=sees[:, :, before:],
+            wanted=wanted,
+        )
+    return hidden

@@ -1,0 +1,69 @@
+"""Supervised warm start: cross-entropy on the tokens a demonstrator said, and on no others.
+
+Owns the optimiser loop of imitation. Knows no environment: it is given finished sequences, as the policy-gradient
+learner is, and lays them out with the same code.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from hotpot.config.recipe import WarmstartSection
+from hotpot.errors import LearnerError
+from hotpot.experience.segments import TrainingSequence
+from hotpot.learner.batches import BatchSequence, lay_out
+from hotpot.learner.forward import score
+from hotpot.models import Decoder
+
+
+def imitate(
+    decoder: Decoder, batches: Iterable[Sequence[TrainingSequence]], settings: WarmstartSection
+) -> list[float]:
+    """Train ``decoder`` in place, one AdamW step a batch; return the loss of each, in nats per loss token.
+
+    The learning rate rises linearly over a tenth of ``settings.steps``, then falls by a cosine to a tenth of its peak.
+    Raises :class:`LearnerError` on a loss that is not finite.
+    """
+    optimizer = torch.optim.AdamW(
+        decoder.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0
+    )
+    losses: list[float] = []
+    decoder.train()
+    for step, sequences in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = settings.learning_rate * _schedule(step, settings.steps)
+        loss = -score(decoder, lay_out(_members(sequences)), temperature=1.0).logprobs.mean()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(decoder.parameters(), settings.max_grad_norm)
+        optimizer.step()
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            raise LearnerError(
+                f"warm start: the loss of step {step} is {losses[-1]}; lower warmstart.learning_rate "
+                f"(now {settings.learning_rate:g})"
+            )
+    decoder.eval()
+    return losses
+
+
+def _schedule(step: int, steps: int) -> float:
+    warmup = max(1, steps // 10)
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
+
+
+def _members(sequences: Sequence[TrainingSequence]) -> list[BatchSequence]:
+    members: list[BatchSequence] = []
+    start = 0
+    for owner, sequence in enumerate(sequences):
+        positions = np.flatnonzero(sequence.loss_mask).astype(np.int64)
+        member = BatchSequence(
+            sequence=sequence, advantage=1.0, owner=owner, start=start, loss_positions=positions
+        )
+        members.append(member)
+        start = member.stop
+    return members

@@ -1,0 +1,215 @@
+"""The learner: one batch in, optimiser steps on the policy's weights, one typed result out.
+
+::
+
+    sequences ─► checks ─► advantages by group id ─► batch (fixed order, hash)
+                                                       │
+                  first pass: log-probabilities at the starting weights
+                  (no gradient; the first minibatch's come from its own training pass)
+                                                       │
+      epochs × minibatches:  passes ─► loss ─► gradient, summed ─► finite? ─► clip ─► AdamW
+                                                       │
+                                                  UpdateResult
+
+Owns the optimiser and its state. Doesn't know who sampled the sequences, where they are stored or when it is called.
+
+Invariants: the same inputs in the same process settings give the same bits; order of arrival changes nothing; a
+non-finite loss or gradient never reaches the weights; the weights change inside :meth:`Learner.update` and
+:meth:`Learner.load` only.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from hotpot.config.recipe import LearnerSection
+from hotpot.errors import LearnerError
+from hotpot.experience.segments import TrainingSequence
+from hotpot.learner import checkpoint
+from hotpot.learner.advantages import Advantages, Member, group_advantages
+from hotpot.learner.batches import Batch, build_batch, check_sequences
+from hotpot.learner.results import LearnedSequence, OptimizerStep, UpdateResult
+from hotpot.learner.steps import UpdateSteps
+from hotpot.models import Decoder, Weights
+
+
+class Learner:
+    """Improves one decoder by clipped policy gradients with group-relative advantages.
+
+    Parameters
+    ----------
+    decoder: the policy; its parameters are changed in place.
+    settings: the recipe's ``learner`` section.
+    total_updates: updates in the run, for the decay of the learning rate.
+    seed: seed of the run, for the deal of trajectories to minibatches.
+    temperature: the training temperature; log-probabilities in the ratio are of softmax(logits / temperature).
+    reference: the policy to stay close to; needed where ``kl_coefficient`` > 0, measured wherever given.
+
+    Raises :class:`LearnerError` where these cannot work together.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        settings: LearnerSection,
+        *,
+        total_updates: int,
+        seed: int,
+        temperature: float,
+        reference: Decoder | None = None,
+    ) -> None:
+        if not temperature > 0:
+            raise LearnerError(
+                f"training temperature {temperature} has no distribution to learn; set sampling.training.temperature > 0"
+            )
+        if settings.kl_coefficient > 0 and reference is None:
+            raise LearnerError(
+                f"learner.kl_coefficient = {settings.kl_coefficient} needs a reference policy; give one, or set it to 0"
+            )
+        self.decoder, self.settings, self.reference = decoder, settings, reference
+        self.total_updates, self.seed, self.temperature = total_updates, seed, temperature
+        self.update_number = 0
+        self.optimizer_steps = 0
+        self._skipped_in_a_row: list[tuple[str, ...]] = []
+        self._optimizer = torch.optim.AdamW(
+            decoder.parameters(),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def update(
+        self, sequences: Sequence[TrainingSequence], *, update: int, policy_version: int
+    ) -> UpdateResult:
+        """Learn one batch.
+
+        ``sequences``: every segment of every trajectory collected for the update (dropped groups included, so that
+        their statistics are reported). ``policy_version``: the version of the weights as they stand now.
+
+        Raises :class:`LearnerError` where a sequence cannot be learned from, or where
+        ``max_skipped_in_a_row`` optimiser steps were skipped one after the other.
+        """
+        if not sequences:
+            raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
+        config = self.decoder.config
+        check_sequences(sequences, vocab_size=config.vocab_size, max_context_tokens=config.max_context_tokens)
+        advantages = self._advantages(sequences)
+        batch = build_batch(sequences, advantages)
+        staleness = policy_version - batch.policy_versions
+        if len(staleness) and staleness.min() < 0:
+            raise LearnerError(
+                f"update {update} at policy version {policy_version} was given tokens of version "
+                f"{batch.policy_versions.max()}, which it cannot have made; load the checkpoint they belong to"
+            )
+        rate = self.learning_rate(update)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        run = UpdateSteps(
+            self.decoder,
+            self._optimizer,
+            self.settings,
+            batch,
+            temperature=self.temperature,
+            reference=self.reference,
+            seed=self.seed,
+            update=update,
+        )
+        steps = tuple(self._counted(step, update) for step in run.run())
+        self.update_number = update
+        return UpdateResult(
+            update=update,
+            policy_version=policy_version,
+            batch_hash=batch.hash,
+            groups=advantages.groups,
+            num_trajectories=len(batch.owners),
+            num_tokens=batch.num_tokens,
+            num_loss_tokens=batch.num_loss_tokens,
+            num_padding_tokens=run.num_padding,
+            num_computed_tokens=run.num_computed,
+            epochs=self.settings.epochs,
+            steps=steps,
+            learning_rate=rate,
+            has_reference=self.reference is not None,
+            agreement=run.agreement(staleness == 0),
+            advantage_mean=float(batch.advantages.mean()) if len(staleness) else 0.0,
+            advantage_std=float(batch.advantages.std()) if len(staleness) else 0.0,
+            staleness_mean=float(staleness.mean()) if len(staleness) else 0.0,
+            staleness_max=int(staleness.max()) if len(staleness) else 0,
+            learned=_learned(batch, run),
+            num_threads=torch.get_num_threads(),
+        )
+
+    def learning_rate(self, update: int) -> float:
+        """Return the rate of ``update`` (from 1): it falls linearly from the first update to the last."""
+        progress = min(max(update - 1, 0) / max(self.total_updates - 1, 1), 1.0)
+        return self.settings.learning_rate * (1 - (1 - self.settings.final_learning_rate_share) * progress)
+
+    def weights(self) -> Weights:
+        """Return the policy's weights by name. They are live: copy them before the next update changes them."""
+        return {name: tensor.detach() for name, tensor in self.decoder.state_dict().items()}
+
+    def save(self, folder: Path, tokenizer_files: Mapping[str, bytes]) -> None:
+        """Write weights, optimiser state and counters to ``folder``, which is an ordinary model folder too."""
+        counters = checkpoint.Counters(
+            update=self.update_number,
+            optimizer_steps=self.optimizer_steps,
+            skipped_in_a_row=tuple(self._skipped_in_a_row),
+        )
+        checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files)
+
+    def load(self, folder: Path) -> None:
+        """Take up weights, optimiser state and counters from ``folder``.
+
+        Raises :class:`ModelFilesError` where a file is missing, truncated or of another model; nothing is changed then.
+        """
+        counters = checkpoint.read(folder, self.decoder, self._optimizer)
+        self.update_number, self.optimizer_steps = counters.update, counters.optimizer_steps
+        self._skipped_in_a_row = list(counters.skipped_in_a_row)
+
+    def _advantages(self, sequences: Sequence[TrainingSequence]) -> Advantages:
+        members = {
+            s.trajectory_id: Member(trajectory_id=s.trajectory_id, group_id=s.group_id, reward=s.reward)
+            for s in sequences
+        }
+        return group_advantages(list(members.values()), self.settings.advantages)
+
+    def _counted(self, step: OptimizerStep, update: int) -> OptimizerStep:
+        """Count ``step`` as taken or skipped; give up where too many were skipped in a row."""
+        if not step.skipped:
+            self.optimizer_steps += 1
+            self._skipped_in_a_row.clear()
+            return step
+        self._skipped_in_a_row.append(step.culprits)
+        limit = self.settings.max_skipped_in_a_row
+        if len(self._skipped_in_a_row) >= limit:
+            names = list(dict.fromkeys(name for names in self._skipped_in_a_row for name in names))
+            raise LearnerError(
+                f"update {update}: {len(self._skipped_in_a_row)} optimiser steps in a row had a non-finite loss or "
+                f"gradient (learner.max_skipped_in_a_row = {limit}); trajectories involved: {', '.join(names)}. "
+                "Look at them with `hotpot show`, then lower learner.learning_rate or go back to a checkpoint"
+            )
+        return step
+
+
+def _learned(batch: Batch, run: UpdateSteps) -> tuple[LearnedSequence, ...]:
+    """Return what the update learned from each token of each sequence, in the batch's order."""
+    learned = []
+    for position, member in enumerate(batch.sequences):
+        mask = member.sequence.loss_mask
+        learned.append(
+            LearnedSequence(
+                position=position,
+                trajectory_id=member.sequence.trajectory_id,
+                group_id=member.sequence.group_id,
+                segment=member.sequence.segment,
+                tokens=member.sequence.tokens,
+                loss_mask=mask.astype("int32"),
+                advantages=member.per_token(batch.advantages),
+                returns=(mask * member.sequence.reward).astype("float32"),
+                old_logprobs=member.per_token(run.old),
+                new_logprobs=member.per_token(run.first),
+            )
+        )
+    return tuple(learned)

@@ -1,0 +1,197 @@
+"""What one update reports: everything the tables ``updates``, ``groups`` and ``learned_tokens`` need from the learner.
+
+Owns the records and the means derived from them. Denominators: a mean "over loss tokens" of an optimiser quantity is
+over the loss tokens of all optimiser steps taken (each epoch counts its own); steps that were skipped enter nothing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotpot.learner.advantages import GroupStatistics
+from hotpot.learner.losses import LossStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStep:
+    """One optimiser step, taken or skipped.
+
+    ``loss`` = ``policy_loss`` + ``kl_loss`` in nats; ``grad_norm`` before clipping; ``entropy`` is a sum over loss
+    tokens in nats. ``trajectories`` are those in it; ``culprits`` is empty where the step was taken, else the trajectories
+    with a non-finite loss, or all of the step where only the gradient was not finite.
+    """
+
+    epoch: int
+    minibatch: int
+    loss: float
+    policy_loss: float
+    kl_loss: float
+    grad_norm: float
+    entropy: float
+    statistics: LossStatistics
+    num_trajectories: int
+    culprits: tuple[str, ...] = ()
+
+    @property
+    def skipped(self) -> bool:
+        """Whether a non-finite value kept the optimiser from stepping."""
+        return bool(self.culprits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LearnedSequence:
+    """One sequence of the batch with what was learned from each of its tokens; arrays ``[n]``, 0 under the mask.
+
+    ``tokens`` int32; ``loss_mask`` int32 (1 or 0); ``advantages``, ``returns``, ``old_logprobs``, ``new_logprobs``
+    float32. ``returns`` is the trajectory's total reward (no discount, reward at the end). ``new_logprobs`` are at the
+    weights the update started from and at the training temperature. ``position`` counts sequences from 0.
+    """
+
+    position: int
+    trajectory_id: str
+    group_id: str
+    segment: int
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.int32]
+    advantages: NDArray[np.float32]
+    returns: NDArray[np.float32]
+    old_logprobs: NDArray[np.float32]
+    new_logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """|learner - sampler| log-probability in nats over the loss tokens that the update's starting weights sampled.
+
+    ``num_tokens`` such tokens were compared (older ones and non-finite values are not comparable); 0 where there are
+    none. Recorded behaviour log-probabilities are compared at the training temperature; where ``old_logprobs`` is
+    ``recomputed`` (the sampler may have filtered), the raw model's at temperature 1 are.
+    """
+
+    num_tokens: int
+    maximum: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UpdateResult:
+    """One update. With no group with signal ``steps`` and ``learned`` are empty and every mean is 0.
+
+    Counts: ``num_tokens`` given and sampled tokens of the batch; ``num_computed_tokens`` positions one pass over it
+    computes (shared prefixes once, nothing after a sequence's last loss token, padding included), of which
+    ``num_padding_tokens`` are padding. Advantage and staleness are over the batch's loss tokens.
+    """
+
+    update: int
+    policy_version: int
+    batch_hash: str
+    groups: tuple[GroupStatistics, ...]
+    num_trajectories: int
+    num_tokens: int
+    num_loss_tokens: int
+    num_padding_tokens: int
+    num_computed_tokens: int
+    epochs: int
+    steps: tuple[OptimizerStep, ...]
+    learning_rate: float
+    has_reference: bool
+    agreement: Agreement
+    advantage_mean: float
+    advantage_std: float
+    staleness_mean: float
+    staleness_max: int
+    learned: tuple[LearnedSequence, ...]
+    num_threads: int
+
+    @property
+    def num_groups_kept(self) -> int:
+        """Groups with signal."""
+        return sum(group.kept for group in self.groups)
+
+    @property
+    def taken(self) -> tuple[OptimizerStep, ...]:
+        """Optimiser steps that were taken, in order."""
+        return tuple(step for step in self.steps if not step.skipped)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Optimiser steps skipped for a non-finite loss or gradient."""
+        return len(self.steps) - len(self.taken)
+
+    @property
+    def skipped_trajectories(self) -> tuple[str, ...]:
+        """Trajectories named by a skipped step, each once, in order of first appearance."""
+        return tuple(dict.fromkeys(name for step in self.steps for name in step.culprits))
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """Loss of each optimiser step taken, in order."""
+        return np.array([step.loss for step in self.taken], dtype=np.float64)
+
+    @property
+    def grad_norms(self) -> NDArray[np.float64]:
+        """Gradient norm before clipping of each optimiser step taken, in order."""
+        return np.array([step.grad_norm for step in self.taken], dtype=np.float64)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the optimiser steps taken."""
+        return _mean(self.losses)
+
+    @property
+    def policy_loss(self) -> float:
+        """Mean policy term over the optimiser steps taken."""
+        return _mean(np.array([step.policy_loss for step in self.taken]))
+
+    @property
+    def kl_loss(self) -> float:
+        """Mean KL term over the optimiser steps taken, coefficient applied."""
+        return _mean(np.array([step.kl_loss for step in self.taken]))
+
+    @property
+    def grad_norm(self) -> float:
+        """Mean gradient norm before clipping over the optimiser steps taken."""
+        return _mean(self.grad_norms)
+
+    @property
+    def statistics(self) -> LossStatistics:
+        """Sums over the loss tokens of all optimiser steps taken."""
+        return sum((step.statistics for step in self.taken), LossStatistics())
+
+    @property
+    def ratio_mean(self) -> float:
+        """Mean importance ratio new/old over loss tokens."""
+        return self._per_token(self.statistics.ratio)
+
+    @property
+    def clip_fraction(self) -> float:
+        """Share of loss tokens whose ratio was clipped (they have no policy gradient)."""
+        return self._per_token(self.statistics.clipped)
+
+    @property
+    def approx_kl(self) -> float:
+        """Mean k3 estimate of KL(old || new) over loss tokens."""
+        return self._per_token(self.statistics.approx_kl)
+
+    @property
+    def overlap(self) -> float:
+        """Mean of min(1, ratio) over loss tokens."""
+        return self._per_token(self.statistics.overlap)
+
+    @property
+    def reference_kl(self) -> float | None:
+        """Mean k3 estimate of KL(new || reference) over loss tokens; None without a reference."""
+        return self._per_token(self.statistics.reference_kl) if self.has_reference else None
+
+    @property
+    def entropy(self) -> float:
+        """Mean entropy of the policy at the training temperature over loss tokens."""
+        return self._per_token(sum(step.entropy for step in self.taken))
+
+    def _per_token(self, total: float) -> float:
+        return total / max(self.statistics.num_tokens, 1)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else 0.0

@@ -1,0 +1,206 @@
+"""The optimiser steps of one update: first pass, minibatches, passes, the finite check, the step itself.
+
+Owns what happens between a batch and its optimiser steps. Decides nothing about rates, counters or when to give up.
+
+The first pass gives every loss token's log-probability at the weights the update starts from. It runs without
+gradient and leaves the first minibatch out: that one's own training pass has those very weights.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotpot.config.recipe import LearnerSection
+from hotpot.learner import masked
+from hotpot.learner.batches import Batch, BatchSequence, MicroBatch, cut, deal
+from hotpot.learner.forward import score
+from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss, token_weights
+from hotpot.learner.results import Agreement, OptimizerStep
+from hotpot.models import Decoder
+
+PASS_TOKENS = 2048
+"""Padded tokens of one pass where the recipe allows as many: what a layer computes then stays in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Minibatch:
+    """What one optimiser step learns from. ``weights`` float64 ``[N]``: weight of each of the batch's loss tokens in the
+    step's mean, 0 for those of other minibatches."""
+
+    epoch: int
+    index: int
+    members: Sequence[BatchSequence]
+    micros: Sequence[MicroBatch]
+    weights: NDArray[np.float64]
+
+
+class UpdateSteps:
+    """The optimiser steps of one batch.
+
+    ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights, at the training temperature and
+    at 1; ``old`` float64 ``[N]``: those in the ratio's denominator. All are complete once :meth:`run` is exhausted.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        optimizer: torch.optim.Optimizer,
+        settings: LearnerSection,
+        batch: Batch,
+        *,
+        temperature: float,
+        reference: Decoder | None,
+        seed: int,
+        update: int,
+    ) -> None:
+        self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
+        self._settings, self._batch, self._temperature = settings, batch, temperature
+        self._loss_settings = LossSettings(
+            clip_low=settings.clip_low, clip_high=settings.clip_high, kl_coefficient=settings.kl_coefficient
+        )
+        self._pass_tokens = min(settings.micro_batch_tokens, max(PASS_TOKENS, _longest(batch)))
+        self.first = np.zeros(batch.num_loss_tokens)
+        self.first_model = np.zeros(batch.num_loss_tokens)
+        self._entropy = np.zeros(batch.num_loss_tokens)
+        self._recompute = settings.old_logprobs == "recomputed"
+        self.old = self.first if self._recompute else batch.behaviour_logprobs
+        self._reference_logprobs: NDArray[np.float64] | None = None
+        self._plan = [
+            [
+                self._minibatch(epoch, index, members)
+                for index, members in enumerate(
+                    deal(batch, minibatches=settings.minibatches, seed=seed, update=update, epoch=epoch)
+                )
+            ]
+            for epoch in range(settings.epochs)
+        ]
+
+    def run(self) -> Iterator[OptimizerStep]:
+        """Take the optimiser steps one by one; each is yielded after it was taken or skipped."""
+        if not self._batch.sequences:
+            return
+        self._first_pass()
+        for epoch in self._plan:
+            for minibatch in epoch:
+                yield self._step(minibatch, starting=minibatch.epoch == 0 and minibatch.index == 0)
+
+    @cached_property
+    def num_padding(self) -> int:
+        """Padding tokens in one pass over the batch."""
+        return sum(micro.num_padding for minibatch in self._plan[0] for micro in minibatch.micros)
+
+    @cached_property
+    def num_computed(self) -> int:
+        """Token positions computed in one pass over the batch, padding included."""
+        return sum(micro.num_computed for minibatch in self._plan[0] for micro in minibatch.micros)
+
+    def agreement(self, fresh: NDArray[np.bool_]) -> Agreement:
+        """Compare the first pass with what the sampler recorded, over the loss tokens ``fresh`` bool ``[N]``."""
+        if self._recompute:
+            difference = np.abs(self.first_model - self._batch.model_logprobs)
+        else:
+            difference = np.abs(self.first - self._batch.behaviour_logprobs)
+        mask = torch.from_numpy(fresh & np.isfinite(difference))
+        values = torch.from_numpy(difference)
+        return Agreement(
+            num_tokens=masked.count(mask),
+            maximum=float(masked.maximum(values, mask)),
+            mean=float(masked.mean(values, mask)),
+        )
+
+    def _minibatch(self, epoch: int, index: int, members: Sequence[BatchSequence]) -> Minibatch:
+        lengths = torch.tensor([len(member.loss_positions) for member in members])
+        owners = torch.tensor([member.owner for member in members])
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        weights = np.zeros(self._batch.num_loss_tokens)
+        flat = np.concatenate([np.arange(member.start, member.stop) for member in members])
+        weights[flat] = token_weights(mask, owners, self._settings.aggregation)[mask].numpy()
+        micros = cut(members, max_tokens=self._pass_tokens)
+        return Minibatch(epoch=epoch, index=index, members=members, micros=micros, weights=weights)
+
+    @torch.no_grad()
+    def _first_pass(self) -> None:
+        started = {member.start for member in self._plan[0][0].members}
+        rest = [member for member in self._batch.sequences if member.start not in started]
+        for micro in cut(rest, max_tokens=self._pass_tokens):
+            scores = score(self._decoder, micro, temperature=self._temperature, spread=False)
+            self.first[micro.flat] = scores.logprobs.numpy()
+            self.first_model[micro.flat] = scores.model_logprobs.numpy()
+        if self._reference is not None:
+            self._reference_logprobs = np.zeros(self._batch.num_loss_tokens)
+            for micro in cut(self._batch.sequences, max_tokens=self._pass_tokens):
+                scores = score(self._reference, micro, temperature=self._temperature, spread=False)
+                self._reference_logprobs[micro.flat] = scores.logprobs.numpy()
+
+    def _step(self, minibatch: Minibatch, *, starting: bool) -> OptimizerStep:
+        self._optimizer.zero_grad(set_to_none=True)
+        policy, divergence, spread = 0.0, 0.0, 0.0
+        statistics = LossStatistics()
+        broken: set[int] = set()
+        for micro in minibatch.micros:
+            scores = score(self._decoder, micro, temperature=self._temperature)
+            if starting:
+                self.first[micro.flat] = scores.logprobs.detach().numpy()
+                self.first_model[micro.flat] = scores.model_logprobs.numpy()
+            output = policy_loss(self._loss_input(scores.logprobs, micro, minibatch), self._loss_settings)
+            broken.update(micro.flat[~torch.isfinite(output.token_losses).numpy()].tolist())
+            if not broken:
+                output.loss.backward()  # type: ignore[no-untyped-call]
+            policy += float(output.policy_loss)
+            divergence += float(output.kl_loss)
+            spread += float(scores.entropy.double().sum())
+            statistics += output.statistics
+        norm, culprits = self._finish(minibatch, broken)
+        return OptimizerStep(
+            epoch=minibatch.epoch,
+            minibatch=minibatch.index,
+            loss=policy + divergence,
+            policy_loss=policy,
+            kl_loss=divergence,
+            grad_norm=norm,
+            entropy=spread,
+            statistics=statistics,
+            num_trajectories=len({member.owner for member in minibatch.members}),
+            culprits=culprits,
+        )
+
+    def _loss_input(self, new: Tensor, micro: MicroBatch, minibatch: Minibatch) -> LossInput:
+        def pick(values: NDArray[np.float64]) -> Tensor:
+            return torch.from_numpy(values[micro.flat])
+
+        reference = None if self._reference_logprobs is None else pick(self._reference_logprobs)
+        return LossInput(
+            new_logprobs=new.double(),
+            old_logprobs=pick(self.old),
+            advantages=pick(self._batch.advantages),
+            weights=pick(minibatch.weights),
+            mask=torch.ones(len(micro.flat), dtype=torch.bool),
+            reference_logprobs=reference,
+        )
+
+    def _finish(self, minibatch: Minibatch, broken: set[int]) -> tuple[float, tuple[str, ...]]:
+        """Step the optimiser, or skip; return the gradient norm and who is to blame for a skip."""
+        names = {member.owner: member.sequence.trajectory_id for member in minibatch.members}
+        norm = math.nan
+        if broken:
+            guilty = {m.owner for m in minibatch.members if not broken.isdisjoint(range(m.start, m.stop))}
+        else:
+            norm = float(
+                torch.nn.utils.clip_grad_norm_(self._decoder.parameters(), self._settings.max_grad_norm)
+            )
+            guilty = set() if math.isfinite(norm) else set(names)
+        if guilty:
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
+            self._optimizer.step()
+        return norm, tuple(names[owner] for owner in sorted(guilty))
+
+
+def _longest(batch: Batch) -> int:
+    return max((len(member.sequence.tokens) + 7 for member in batch.sequences), default=0)

@@ -1,0 +1,183 @@
+"""What exactly differs between two runs: files line by line, parameters, settings, packages, code, weights.
+
+Works on the ``versions`` tables and the manifests of the runs; neither run's packages need to be installed.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotpot.ids import canonical_json
+from hotpot.observability.queries import SqlReader, rows
+from hotpot.versions import Change, Version, diff
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that differs.
+
+    ``part`` is env, reward, prompt, schema, policy, recipe, packages, code or machine; ``where`` the file with its
+    line, or the setting; ``old`` and ``new`` what stands there (empty: nothing).
+    """
+
+    part: str
+    where: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.where}: - {self.old or '(nothing)'} + {self.new or '(nothing)'}"
+
+
+def against(
+    old: SqlReader, new: SqlReader, *, old_manifest: Mapping[str, Any], new_manifest: Mapping[str, Any]
+) -> list[Difference]:
+    """Return every difference between two runs; empty where they are the same in all that is recorded.
+
+    Manifests are the runs' ``manifest.json`` as dictionaries. Names and folders of the run itself are not compared.
+    """
+    return [
+        *_version_differences(old, new),
+        *_policy_differences(old, new),
+        *manifest_differences(old_manifest, new_manifest),
+    ]
+
+
+def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+    """Yield what differs in two runs' manifests: settings, packages, code, machine.
+
+    The recipe may stand there as a table or as JSON text. A key that either manifest lacks is not compared.
+    """
+    for part, keys in _MANIFEST_PARTS.items():
+        both = [key for key in keys if key in old and key in new]
+        before, after = (_part(manifest, both) for manifest in (old, new))
+        yield from _leaf_differences(part, before, after)
+
+
+# The run's own name, command and folder differ always and change nothing.
+_MANIFEST_PARTS = {
+    "recipe": ("recipe",),
+    "packages": ("packages",),
+    "code": ("commit", "diff_hash"),
+    "machine": (
+        "python", "platform", "host", "cpu", "num_cpus", "memory_bytes", "num_threads", "thread_variables",
+    ),
+}  # fmt: skip
+_IGNORED = frozenset({"run.id", "run.folder", "name"})
+
+
+def _part(manifest: Mapping[str, Any], keys: Sequence[str]) -> Mapping[str, Any]:
+    if keys == ["packages"]:
+        found: Mapping[str, Any] = manifest["packages"]
+        return found
+    if keys == ["recipe"]:
+        recipe = manifest["recipe"]
+        settings: Mapping[str, Any] = json.loads(recipe) if isinstance(recipe, str) else recipe
+        return settings
+    return {key: manifest[key] for key in keys}
+
+
+def _version_differences(old: SqlReader, new: SqlReader) -> Iterator[Difference]:
+    before, after = _versions(old), _versions(new)
+    for kind in ("env", "reward", "prompt", "schema"):
+        old_ones, new_ones = before.get(kind, ()), after.get(kind, ())
+        known = {found.version for found in old_ones}
+        unknown = [found for found in new_ones if found.version not in known]
+        if not old_ones or not new_ones:
+            if old_ones or new_ones:
+                names = [", ".join(found.version for found in ones) for ones in (old_ones, new_ones)]
+                yield Difference(part=kind, where="version", old=names[0], new=names[1])
+            continue
+        # A run that changed its version on the way is compared from where the old run ended.
+        for found in unknown:
+            yield from _version_difference(kind, old_ones[-1], found)
+
+
+def _version_difference(kind: str, old: Version, new: Version) -> Iterator[Difference]:
+    if kind == "schema":
+        yield Difference(part=kind, where="version", old=old.version, new=new.version)
+        return
+    for change in diff(old, new):
+        yield from _change(kind, change)
+
+
+def _change(kind: str, change: Change) -> Iterator[Difference]:
+    if change.lines:
+        yield from _hunks(kind, change)
+        return
+    old, new = change.old or "", change.new or ""
+    if change.what == "file":
+        # Only hashes are known of large or binary files.
+        old, new = (f"sha256 {text[:12]}" if text else "" for text in (old, new))
+    yield Difference(part=kind, where=f"{change.what} {change.name}", old=old, new=new)
+
+
+def _hunks(kind: str, change: Change) -> Iterator[Difference]:
+    """Yield one difference for each run of changed lines in a unified diff, at its line in the old file."""
+    line, removed, added, begin = 0, list[str](), list[str](), 0
+
+    def flush() -> Iterator[Difference]:
+        if removed or added:
+            where = f"{change.name} line {begin}"
+            yield Difference(part=kind, where=where, old="\n".join(removed), new="\n".join(added))
+        removed.clear()
+        added.clear()
+
+    for text in change.lines:
+        if hunk := _HUNK.match(text):
+            yield from flush()
+            line = int(hunk[1])
+        elif line == 0:
+            continue  # the file names above the first hunk
+        elif text.startswith("-"):
+            begin = begin if removed or added else line
+            removed.append(text[1:])
+            line += 1
+        elif text.startswith("+"):
+            begin = begin if removed or added else line
+            added.append(text[1:])
+        else:
+            yield from flush()
+            line += 1
+    yield from flush()
+
+
+def _versions(reader: SqlReader) -> dict[str, Sequence[Version]]:
+    found: dict[str, list[Version]] = {}
+    query = "SELECT kind, version, manifest, sources FROM versions ORDER BY first_seen_us, version"
+    for row in rows(reader, query):
+        known = found.setdefault(row["kind"], [])
+        if row["version"] not in {version.version for version in known}:
+            known.append(Version(**row))
+    return {kind: tuple(ones) for kind, ones in found.items()}
+
+
+def _policy_differences(old: SqlReader, new: SqlReader) -> Iterator[Difference]:
+    query = "SELECT policy_version, policy_checksum FROM steps ORDER BY policy_version, started_us LIMIT 1"
+    before, after = rows(old, query), rows(new, query)
+    if before and after and before[0]["policy_checksum"] != after[0]["policy_checksum"]:
+        yield Difference(
+            part="policy",
+            where=f"starting weights (policy versions {before[0]['policy_version']} and {after[0]['policy_version']})",
+            old=before[0]["policy_checksum"],
+            new=after[0]["policy_checksum"],
+        )
+
+
+def _leaf_differences(part: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    for name in sorted((before.keys() | after.keys()) - (_IGNORED if part == "recipe" else set())):
+        if before.get(name) != after.get(name):
+            yield Difference(part=part, where=name, old=before.get(name, ""), new=after.get(name, ""))
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value if isinstance(value, str) else canonical_json(value)

@@ -1,0 +1,56 @@
+"""Registered metrics, and rows as dictionaries, over anything that answers SQL about one run.
+
+Knows no file: a reader is whatever has ``sql(query) -> pyarrow.Table`` (``hotpot.experience.RunReader``).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from hotpot.metrics import METRICS, metric, sql
+
+
+class SqlReader(Protocol):
+    """What answers a query over the tables of ``hotpot.types.TABLES``."""
+
+    def sql(self, query: str, /) -> pa.Table:
+        """Return the result of a DuckDB query."""
+        ...
+
+
+def cut(reader: SqlReader, name: str, *, by: Sequence[str] = (), where: str = "") -> pa.Table:
+    """Return metric ``name`` with one row per cut: the ``by`` columns and ``value``.
+
+    Raises
+    ------
+    UsageError: the metric is unknown or cannot be cut so.
+    """
+    return reader.sql(sql(metric(name), by=by, where=where))
+
+
+def value(reader: SqlReader, name: str, *, where: str = "") -> float | None:
+    """Return metric ``name`` over the whole run; None where it is undefined there.
+
+    Raises
+    ------
+    UsageError: the metric is unknown.
+    """
+    found: float | None = cut(reader, name, where=where).column("value")[0].as_py()
+    return found
+
+
+def values(reader: SqlReader, names: Iterable[str] = METRICS) -> dict[str, float | None]:
+    """Return many metrics over the whole run by name."""
+    return {name: value(reader, name) for name in names}
+
+
+def rows(reader: SqlReader, query: str) -> list[dict[str, Any]]:
+    """Return the rows of a query as dictionaries."""
+    found: list[dict[str, Any]] = reader.sql(query).to_pylist()
+    return found
+
+
+def quoted(text: str) -> str:
+    """Return ``text`` as a SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"

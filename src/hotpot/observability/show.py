@@ -1,0 +1,205 @@
+"""One trajectory, step by step: what was given, what was sampled with which probability, what came of it.
+
+Colours tell the stages apart; a sampled token below the threshold probability is underlined. Reads rows through a
+reader and turns tokens to text through a callable; it knows no tokenizer and no model.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from hotpot.errors import UsageError
+from hotpot.observability.lineage import unknown_trajectory
+from hotpot.observability.queries import SqlReader, quoted, rows
+
+Decode = Callable[[Sequence[int]], str]
+
+STAGE_STYLES = {
+    "system": "bright_black",
+    "instruction": "cyan",
+    "thought": "magenta",
+    "tool_call": "yellow",
+    "tool_result": "green",
+    "answer": "bold blue",
+}
+"""How each stage is drawn."""
+
+LOW_PROBABILITY = 0.1
+"""Sampled tokens less likely than this are marked."""
+
+_LOW_STYLE = "underline red"
+
+# What a model or a tool wrote must not steer the terminal: control characters are drawn, not sent.
+_VISIBLE = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+
+
+def load_trajectory(reader: SqlReader, trajectory_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the row of a trajectory and the rows of its steps in order, as plain values.
+
+    Raises
+    ------
+    UsageError: the run has no such trajectory.
+    """
+    wanted = f"WHERE trajectory_id = {quoted(trajectory_id)}"
+    found = rows(reader, f"SELECT * FROM trajectories {wanted}")
+    if not found:
+        raise UsageError(unknown_trajectory(reader, trajectory_id))
+    return found[0], rows(reader, f"SELECT * FROM steps {wanted} ORDER BY step")
+
+
+def trajectory_json(row: dict[str, Any], steps: Sequence[dict[str, Any]], decode: Decode) -> dict[str, Any]:
+    """Return the whole trajectory as plain values: its row, and each step with its spans as text and tokens."""
+    return {
+        **row,
+        "steps": [
+            {
+                **step,
+                "spans": [
+                    {
+                        "stage": stage,
+                        "text": decode(tokens),
+                        "tokens": list(tokens),
+                        "sampled": logprobs is not None,
+                        "model_logprobs": None if logprobs is None else list(logprobs),
+                    }
+                    for stage, tokens, logprobs in spans(step)
+                ],
+            }
+            for step in steps
+        ],
+    }
+
+
+def show_trajectory(
+    console: Console,
+    row: dict[str, Any],
+    steps: Sequence[dict[str, Any]],
+    decode: Decode,
+    *,
+    low_probability: float = LOW_PROBABILITY,
+) -> None:
+    """Print a trajectory: heading, legend, then each step with its text, log-probabilities, reward and timing."""
+    # Without colours the stages are written out.
+    labelled = not console.is_terminal or console.no_color
+    console.print(_heading(row))
+    console.print(_legend(low_probability))
+    for step in steps:
+        console.rule(_step_title(step), align="left", style="dim")
+        console.print(_step_text(step, decode, low_probability, labelled=labelled), soft_wrap=True)
+        console.print(_step_facts(step), style="dim", highlight=False, markup=False)
+
+
+def spans(step: dict[str, Any]) -> Iterator[tuple[str, Sequence[int], Sequence[float] | None]]:
+    """Yield (stage, tokens, model log-probabilities or None where given) over a step's tokens, in order.
+
+    A span that holds given and sampled tokens is cut in two.
+    """
+    given = step["prompt_tokens"]
+    tokens = [*given, *step["sampled_tokens"]]
+    begin = 0
+    for stage, length in zip(step["span_stage"], step["span_length"], strict=True):
+        end = begin + length
+        edges = [begin, *([len(given)] if begin < len(given) < end else []), end]
+        for first, last in pairwise(edges):
+            sampled = first >= len(given)
+            logprobs = step["model_logprobs"][first - len(given) : last - len(given)] if sampled else None
+            yield stage, tokens[first:last], logprobs
+        begin = end
+
+
+def pieces(tokens: Sequence[int], logprobs: Sequence[float], decode: Decode) -> Iterator[tuple[str, float]]:
+    """Yield (text, log-probability) piece by piece; tokens that only together make a character stay together.
+
+    The log-probability of a piece is the least of its tokens'.
+    """
+    begin = 0
+    for end in range(1, len(tokens) + 1):
+        text = decode(tokens[begin:end])
+        if "�" in text and end < len(tokens) and end - begin < 4:
+            continue
+        yield text, min(logprobs[begin:end])
+        begin = end
+
+
+def _heading(row: dict[str, Any]) -> Text:
+    text = Text()
+    verdict = ("solved", "bold green") if row["success"] else ("not solved", "bold red")
+    text.append(f"trajectory {row['trajectory_id']} of run {row['run_id']}: ", style="bold")
+    text.append(*verdict)
+    text.append(f", reward {row['reward']:g} ({_components(row)}), ended: {row['end_reason']}\n")
+    text.append(
+        f"task {row['task_id']} ({row['split']}) in {row['env']}, {row['purpose']}, group {row['group_id']}, "
+    )
+    text.append(
+        f"{row['num_steps']} steps, {row['num_prompt_tokens']} + {row['num_sampled_tokens']} tokens, "
+    )
+    text.append(f"{(row['finished_us'] - row['started_us']) / 1e6:.3f} s\n")
+    text.append(f"env {row['env_version']}  reward {row['reward_version']}\n", style="dim")
+    text.append(f"prompt {row['prompt_version']}  policy {row['policy_version']}  ", style="dim")
+    text.append(f"schema {row['schema_version']}", style="dim")
+    return text
+
+
+def _legend(low_probability: float) -> Text:
+    text = Text("stages: ")
+    for stage, style in STAGE_STYLES.items():
+        text.append(stage, style=style)
+        text.append("  ")
+    text.append(f"probability < {low_probability:g}", style=_LOW_STYLE)
+    return text
+
+
+def _step_title(step: dict[str, Any]) -> str:
+    return f"turn {step['turn']} step {step['step']} segment {step['segment']}"
+
+
+def _step_text(step: dict[str, Any], decode: Decode, low_probability: float, *, labelled: bool) -> Text:
+    text, least = Text(), math.log(low_probability)
+    for stage, tokens, logprobs in spans(step):
+        style = STAGE_STYLES.get(stage, "")
+        if labelled:
+            text.append(f"{chr(10) if text else ''}[{stage}] ")
+        if logprobs is None:
+            text.append(decode(tokens).translate(_VISIBLE), style=style)
+            continue
+        for piece, logprob in pieces(tokens, logprobs, decode):
+            low = logprob < least
+            text.append(piece.translate(_VISIBLE), style=f"{style} {_LOW_STYLE}" if low else style)
+            if low:
+                text.append(f"({math.exp(logprob):.2g})", style="dim red")
+    return text
+
+
+def _step_facts(step: dict[str, Any]) -> str:
+    logprobs = step["model_logprobs"]
+    parts = [
+        f"sampled {len(step['sampled_tokens'])} tokens",
+        f"log-probability sum {sum(logprobs):.3f}, least {min(logprobs):.3f}"
+        if logprobs
+        else "nothing sampled",
+        f"finish {step['finish']}",
+        f"tool {step['tool_name']}{' (error)' if step['tool_error'] else ''}"
+        if step["tool_name"]
+        else ("answered with an error" if step["tool_error"] else "no tool"),
+        f"reward {step['reward']:g} ({_components(step)})",
+        f"policy {'/'.join(str(found) for found in dict.fromkeys(step['span_policy_version']))}",
+        (
+            f"queue {step['queue_s'] * 1e3:.1f} ms, generate {step['generate_s'] * 1e3:.1f} ms, "
+            f"environment {step['environment_s'] * 1e3:.1f} ms"
+        ),
+        f"reused {step['reused_tokens']} of {step['context_tokens']} context tokens",
+    ]
+    return " · ".join(parts)
+
+
+def _components(row: dict[str, Any]) -> str:
+    pairs = zip(row["reward_names"], row["reward_values"], strict=True)
+    return ", ".join(f"{name} {value:g}" for name, value in pairs) or "no components"

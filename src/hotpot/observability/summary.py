@@ -1,0 +1,131 @@
+"""The one JSON at the end of a run, ``runs/<id>/summary.json``: a pure function of its inputs, written atomically.
+
+The seconds add up to the whole: what the main loop spent on publishing and on anything unnamed is ``other``.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotpot.observability.files import replace_text
+from hotpot.types import EvaluationRow, UpdateRow
+
+SECONDS = ("generate", "environment", "store", "learn", "evaluate", "other")
+"""The parts that the wall time of the main loop is split into."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SummaryInputs:
+    """What a summary is made of.
+
+    ``evaluations`` are all of the run, in order; those labelled before and after at split holdout make ``holdout``.
+    ``span_seconds`` are :meth:`hotpot.timeline.Timeline.totals`. ``num_trajectories`` and ``num_tokens`` (given and
+    sampled) count training; ``num_evaluation_trajectories`` the rest. ``versions`` maps each kind to the versions the
+    run used. ``status`` says how it ended: finished, stopped or failed.
+    """
+
+    run_id: str
+    status: str
+    hotpot_version: str
+    evaluations: Sequence[EvaluationRow]
+    updates: Sequence[UpdateRow]
+    span_seconds: Mapping[str, float]
+    num_trajectories: int
+    num_evaluation_trajectories: int
+    num_tokens: int
+    num_sampled_tokens: int
+    versions: Mapping[str, Sequence[str]]
+
+
+def summarise(inputs: SummaryInputs) -> dict[str, Any]:
+    """Return the summary as plain values; numbers that are not finite become null."""
+    seconds = split_seconds(inputs.span_seconds)
+    total_s = math.fsum(seconds.values())
+    summary = {
+        "run_id": inputs.run_id,
+        "status": inputs.status,
+        "hotpot_version": inputs.hotpot_version,
+        "holdout": {
+            "before": _holdout(inputs.evaluations, "before"),
+            "after": _holdout(inputs.evaluations, "after"),
+        },
+        "trajectories": inputs.num_trajectories,
+        "evaluation_trajectories": inputs.num_evaluation_trajectories,
+        "tokens": inputs.num_tokens,
+        "sampled_tokens": inputs.num_sampled_tokens,
+        "updates": len(inputs.updates),
+        "optimizer_steps": sum(row.optimizer_steps for row in inputs.updates),
+        "skipped_steps": sum(row.skipped_steps for row in inputs.updates),
+        "seconds": seconds,
+        "seconds_total": total_s,
+        "tokens_per_s": inputs.num_tokens / total_s if total_s > 0 else None,
+        "curve": [_point(row) for row in inputs.updates],
+        "evaluations": [_evaluation(row) for row in inputs.evaluations],
+        "versions": {kind: list(found) for kind, found in inputs.versions.items()},
+    }
+    finite: dict[str, Any] = _finite(summary)
+    return finite
+
+
+def split_seconds(span_seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return seconds by the names of :data:`SECONDS`; every other span, publishing too, is part of ``other``."""
+    named = {name: span_seconds.get(name, 0.0) for name in SECONDS if name != "other"}
+    rest = math.fsum(length for name, length in span_seconds.items() if name not in named)
+    return {**named, "other": rest}
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write the summary to ``path``, whole or not at all. Raises OSError."""
+    replace_text(path, [json.dumps(summary, indent=2, allow_nan=False), "\n"])
+
+
+def _holdout(evaluations: Sequence[EvaluationRow], label: str) -> dict[str, Any] | None:
+    """Return the last evaluation with ``label``, and under ``greedy`` the greedy one of the same moment."""
+    found = {row.purpose: row for row in evaluations if row.label == label and row.split == "holdout"}
+    plain, greedy = found.get("evaluation"), found.get("evaluation_greedy")
+    if plain is None:
+        return None
+    return {**_interval(plain), "greedy": None if greedy is None else _interval(greedy)}
+
+
+def _interval(row: EvaluationRow) -> dict[str, Any]:
+    return {
+        "mean": row.success_rate,
+        "low": row.success_low,
+        "high": row.success_high,
+        "num_tasks": row.num_tasks,
+        "reward_mean": row.reward_mean,
+        "temperature": row.temperature,
+        "policy_version": row.policy_version,
+    }
+
+
+def _evaluation(row: EvaluationRow) -> dict[str, Any]:
+    return {
+        "evaluation": row.evaluation,
+        "update": row.update,
+        "label": row.label,
+        "purpose": row.purpose,
+        "split": row.split,
+        **_interval(row),
+    }
+
+
+def _point(row: UpdateRow) -> dict[str, Any]:
+    return {
+        "update": row.update,
+        "policy_version": row.policy_version,
+        "success": row.success_rate,
+        "reward": row.reward_mean,
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

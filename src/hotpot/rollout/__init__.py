@@ -1,0 +1,35 @@
+"""Running episodes: conversations as tokens, one episode as a state machine, many of them over one engine.
+
+``template`` a chat template as a pure function of a conversation's shape · ``layout`` rendered text as tokens and
+stages · ``arguments``, ``syntax`` how a model writes calls · ``dialect`` messages to tokens and back · ``boundary`` what
+crosses it to an environment's code · ``recorder`` rows of steps · ``context`` the tokens on
+record · ``loop`` one episode · ``tasks`` which
+tasks are run · ``attempts`` tries, for the ledger · ``collector`` many episodes over an engine
+"""
+
+from hotpot.rollout.attempts import AttemptLog, RolloutCounts
+from hotpot.rollout.clock import Clock
+from hotpot.rollout.collector import Rollout
+from hotpot.rollout.dialect import Conversation, Dialect
+from hotpot.rollout.loop import Episode, EpisodeRules, environment_seed
+from hotpot.rollout.prompt import Output, Prompt, Rewrite
+from hotpot.rollout.recorder import Provenance
+from hotpot.rollout.tasks import EpisodePlan, TaskSampler
+
+__all__ = [
+    "AttemptLog",
+    "Clock",
+    "Conversation",
+    "Dialect",
+    "Episode",
+    "EpisodePlan",
+    "EpisodeRules",
+    "Output",
+    "Prompt",
+    "Provenance",
+    "Rewrite",
+    "Rollout",
+    "RolloutCounts",
+    "TaskSampler",
+    "environment_seed",
+]

@@ -1,0 +1,70 @@
+"""Attempts at episodes: what the ledger is told of them, and how many went which way."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hotpot.experience.ledger import Lease
+from hotpot.ids import attempt_id, episode_id, group_id
+from hotpot.rollout.tasks import EpisodePlan
+from hotpot.types import Purpose
+
+_MAX_REASONS = 64
+_MAX_REASON_CHARS = 200
+
+
+class AttemptLog(Protocol):
+    """Where attempts are kept; the ledger is one."""
+
+    def lease(self, leases: Sequence[Lease]) -> None:
+        """Record attempts about to run."""
+
+    def fail(self, attempt_id: str, reason: str) -> None:
+        """End an attempt whose environment broke."""
+
+    def drop(self, attempt_id: str, reason: str) -> None:
+        """End an attempt that is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One try at a plan."""
+
+    plan: EpisodePlan
+    attempt: int
+
+    @property
+    def attempt_id(self) -> str:
+        """Id of the attempt."""
+        plan = self.plan
+        return attempt_id(plan.issue, plan.sample, self.attempt, evaluation=plan.evaluation)
+
+    def lease(self, purpose: Purpose) -> Lease:
+        """Return what the ledger is told before it runs."""
+        plan = self.plan
+        return Lease(
+            attempt_id=self.attempt_id,
+            episode_id=episode_id(plan.issue, plan.sample, evaluation=plan.evaluation),
+            group_id=group_id(plan.issue, evaluation=plan.evaluation),
+            task_id=plan.task.task_id,
+            purpose=purpose.value,
+        )
+
+
+@dataclass(slots=True)
+class RolloutCounts:
+    """What a rollout has done since it was made. ``failures`` counts failed tries by reason."""
+
+    started: int = 0
+    finished: int = 0
+    dropped: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    close_failures: Counter[str] = field(default_factory=Counter)
+    redactions: int = 0
+
+
+def tally(counter: Counter[str], reason: str) -> None:
+    """Count a reason; rare ones beyond a bound are counted together, so that texts can't fill the memory."""
+    reason = reason[:_MAX_REASON_CHARS]
+    counter[reason if reason in counter or len(counter) < _MAX_REASONS else "(others)"] += 1

@@ -1,0 +1,129 @@
+"""The boundary to an environment's code: what it raises is a failure with a reason, what it returns is checked.
+
+Owns the rule that nothing an environment does can look like a reward or end the run: whatever crosses the boundary
+and breaks the contract raises :class:`EnvironmentFailure`. Knows no tokens. It cannot interrupt code that hangs.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hotpot.envs import Environment
+from hotpot.errors import EnvironmentFailure
+from hotpot.types import Action, Message, Observation, Reward, Role, StepResult, Task, ToolSpec
+
+_MAX_REASON_CHARS = 300
+
+
+def make(factory: Callable[[], Environment]) -> Environment:
+    """Return a fresh environment."""
+    with _crossing("make"):
+        return factory()
+
+
+def reset(environment: Environment, task: Task, seed: int) -> Observation:
+    """Reset an environment and return its checked first observation."""
+    with _crossing("reset"):
+        observation = environment.reset(task, seed)
+        _require(
+            isinstance(observation, Observation),
+            f"reset returned {type(observation).__name__}, not Observation",
+        )
+        _check_messages(observation.messages, (Role.USER, Role.ASSISTANT))
+        _require(
+            any(message.role is Role.USER for message in observation.messages),
+            "the opening messages hold no user message",
+        )
+        _check_tools(observation.tools)
+        return observation
+
+
+def step(environment: Environment, action: Action) -> StepResult:
+    """Take a step and return its checked result."""
+    with _crossing("step"):
+        result = environment.step(action)
+        _require(isinstance(result, StepResult), f"step returned {type(result).__name__}, not StepResult")
+        _check_messages(result.messages, (Role.TOOL, Role.USER))
+        _require(isinstance(result.rewards, tuple), "rewards is not a tuple of Reward")
+        for reward in result.rewards:
+            _check_reward(reward)
+        for name in ("done", "tool_error"):
+            _require(
+                isinstance(getattr(result, name), bool), f"{name} is {getattr(result, name)!r}, not a bool"
+            )
+        _require(
+            result.success is None or isinstance(result.success, bool),
+            f"success is {result.success!r}, not a bool",
+        )
+        _require(result.done or bool(result.messages), "step returned no message and is not done")
+        return result
+
+
+def close(environment: Environment) -> None:
+    """Close an environment."""
+    with _crossing("close"):
+        environment.close()
+
+
+@contextmanager
+def _crossing(place: str) -> Iterator[None]:
+    try:
+        yield
+    except EnvironmentFailure:
+        raise
+    except (Exception, SystemExit) as error:
+        # Whatever a user's code raises must end this attempt and nothing else; the cause stays attached.
+        raise EnvironmentFailure(f"{place} raised {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001 (an exception whose text can't be had is still named)
+        text = f"(its text can't be had: {type(second).__name__})"
+    return f"{type(error).__name__}: {text[:_MAX_REASON_CHARS]}"
+
+
+def _check_messages(messages: Any, roles: tuple[Role, ...]) -> None:
+    _require(isinstance(messages, tuple), f"messages is {type(messages).__name__}, not a tuple")
+    for message in messages:
+        _require(isinstance(message, Message), f"a message is {type(message).__name__}, not Message")
+        _require(
+            message.role in roles, f"a message has role {message.role!r}, allowed here: {', '.join(roles)}"
+        )
+        for text in (message.content, message.name):
+            _require(isinstance(text, str), f"a message's text is {type(text).__name__}, not str")
+            _require(_is_unicode(text), "a message's text holds a lone surrogate")
+
+
+def _check_tools(tools: Any) -> None:
+    _require(
+        isinstance(tools, tuple) and all(isinstance(tool, ToolSpec) for tool in tools),
+        "tools is not a tuple of ToolSpec",
+    )
+
+
+def _check_reward(reward: Any) -> None:
+    _require(isinstance(reward, Reward), f"a reward is {type(reward).__name__}, not Reward")
+    _require(isinstance(reward.name, str) and bool(reward.name), "a reward has no name")
+    value = reward.value
+    _require(
+        isinstance(value, (int, float)) and math.isfinite(value),
+        f"reward {reward.name} is {value!r}, not finite",
+    )
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _require(holds: bool, fault: str) -> None:  # noqa: FBT001 (reads as an assertion)
+    if not holds:
+        raise EnvironmentFailure(f"the environment broke its contract: {fault}")

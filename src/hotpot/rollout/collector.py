@@ -1,0 +1,276 @@
+"""Many episodes at once over one engine: whatever is ready is submitted together, finished trajectories come out.
+
+::
+
+    plans ──► episodes (as many as the engine holds) ──► engine.step() ──► trajectories
+                 ▲    │ environment broke                     │
+                 └────┘ a fresh try, then dropped ◄───────────┘ answers go back to their episodes
+
+Consumes plans; produces trajectories; waits for the engine only, at most ``deadline_s`` for one request. Owns the
+attempts of a rollout: each ends as finished (its trajectory is stored by whoever takes it), failed or dropped. Knows no
+topology, store or learner. One thread; the order of everything follows from plans and engine alone.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hotpot.config import RolloutSection
+from hotpot.engine import Engine
+from hotpot.envs import BoundEnvironment
+from hotpot.errors import EngineError, EnvironmentFailure
+from hotpot.rollout.attempts import AttemptLog, RolloutCounts, Try, tally
+from hotpot.rollout.clock import Clock
+from hotpot.rollout.dialect import Dialect
+from hotpot.rollout.loop import Episode, EpisodeRules
+from hotpot.rollout.recorder import Provenance
+from hotpot.rollout.tasks import EpisodePlan
+from hotpot.timeline import Timeline
+from hotpot.types import Generation, Purpose, SamplingParams, Split, Trajectory
+
+Redact = Callable[[str], tuple[str, int]]
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """An episode whose request is out, since when."""
+
+    episode: Episode
+    since_s: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Work:
+    """One collection: tries not on the ledger yet, tries on it, requests out (oldest first), episodes at their end.
+
+    ``running`` is the episode being worked on, so that it is not forgotten where something raises.
+    """
+
+    rules: EpisodeRules
+    waiting: deque[Try]
+    leased: deque[Try] = field(default_factory=deque)
+    flights: dict[str, _Flight] = field(default_factory=dict)
+    finished: list[Episode] = field(default_factory=list)
+    running: Episode | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self.waiting or self.leased or self.flights)
+
+
+class Rollout:
+    """Collects trajectories.
+
+    Parameters
+    ----------
+    sampling: frozen parameters of each purpose; neither plans nor environments can change them.
+    system_prompt: told before the opening messages; by default the environment's own.
+    deterministic: no decision hangs on the clock (``max_seconds`` is not applied).
+    deadline_s: longest wait for one generation; then the engine counts as broken.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        environment: BoundEnvironment,
+        dialect: Dialect,
+        settings: RolloutSection,
+        *,
+        sampling: Mapping[Purpose, SamplingParams],
+        provenance: Provenance,
+        attempts: AttemptLog,
+        redact: Redact,
+        timeline: Timeline,
+        system_prompt: str | None = None,
+        deterministic: bool = False,
+        clock: Clock | None = None,
+        deadline_s: float = 600.0,
+    ) -> None:
+        self.counts = RolloutCounts()
+        self._engine = engine
+        self._environment = environment
+        self._dialect = dialect
+        self._settings = settings
+        self._sampling = dict(sampling)
+        self._provenance = provenance
+        self._attempts = attempts
+        self._redact = redact
+        self._timeline = timeline
+        self._system_prompt = environment.system_prompt() if system_prompt is None else system_prompt
+        self._deterministic = deterministic
+        self._clock = clock or Clock()
+        self._deadline_s = deadline_s
+        self._abandoned: set[str] = set()
+        self._paused_s = 0.0
+
+    def collect(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> Iterator[list[Trajectory]]:
+        """Run all plans for ``purpose`` and yield trajectories as they finish, those of one engine step together.
+
+        A plan whose environment breaks is tried again in a fresh one, with the same random numbers, up to
+        ``max_attempts`` times, then dropped and counted: there may be fewer trajectories than plans. Time is counted
+        as ``generate``, ``environment`` and ``store`` (ledger). If the iterator is closed early, or anything raises,
+        open attempts are dropped and their environments closed.
+
+        Raises :class:`EngineError` where the engine does not answer, or answers what was not asked.
+        """
+        _check_purpose(plans, purpose)
+        work = _Work(rules=self._rules(purpose), waiting=deque(Try(plan=plan, attempt=0) for plan in plans))
+        try:
+            while work.unfinished:
+                self._launch(work)
+                with self._timeline.span("generate"):
+                    generations = self._engine.step()
+                with self._timeline.span("environment"):
+                    for generation in generations:
+                        self._deliver(generation, work)
+                self._check_deadline(work)
+                if work.finished:
+                    ready, work.finished = work.finished, []
+                    paused_s = self._clock.now_s()
+                    yield [episode.trajectory() for episode in ready]
+                    self._paused_s += self._clock.now_s() - paused_s
+        finally:
+            self._abandon(work)
+
+    def _rules(self, purpose: Purpose) -> EpisodeRules:
+        limit = self._engine.info().max_context_tokens
+        return EpisodeRules(
+            purpose=purpose,
+            sampling=self._sampling[purpose],
+            limits=self._settings,
+            max_context_tokens=min(self._settings.max_context_tokens, limit),
+            deterministic=self._deterministic,
+            system_prompt=self._system_prompt,
+            redact=self._redact,
+        )
+
+    def _launch(self, work: _Work) -> None:
+        """Start episodes up to what the engine holds; attempts are put on the ledger in blocks, ahead of their start."""
+        capacity = self._engine.info().max_concurrency
+        while work.unfinished and len(work.flights) < capacity:
+            if not work.leased:
+                if not work.waiting:
+                    return
+                block = [work.waiting.popleft() for _ in range(min(capacity, len(work.waiting)))]
+                with self._timeline.span("store"):
+                    self._attempts.lease([one.lease(work.rules.purpose) for one in block])
+                work.leased.extend(block)
+            with self._timeline.span("environment"):
+                while work.leased and len(work.flights) < capacity:
+                    self._start(work.leased.popleft(), work)
+
+    def _start(self, one: Try, work: _Work) -> None:
+        episode = Episode(
+            one.plan,
+            attempt=one.attempt,
+            make_environment=self._environment.make,
+            dialect=self._dialect,
+            rules=work.rules,
+            provenance=self._provenance,
+            clock=self._clock,
+        )
+        self.counts.started += 1
+        work.running = episode
+        try:
+            episode.start()
+        except EnvironmentFailure as failure:
+            self._fail(episode, str(failure), work)
+        else:
+            self._submit(episode, work)
+        work.running = None
+
+    def _deliver(self, generation: Generation, work: _Work) -> None:
+        """Hand a generation to its episode and submit what the episode asks next."""
+        flight = work.flights.pop(generation.request_id, None)
+        if flight is None:
+            if generation.request_id not in self._abandoned:
+                raise EngineError(
+                    f"the engine answered request {generation.request_id!r}, which is not out; mend the engine"
+                )
+            self._abandoned.discard(generation.request_id)
+            return
+        episode = work.running = flight.episode
+        try:
+            episode.receive(generation)
+        except EnvironmentFailure as failure:
+            self._fail(episode, str(failure), work)
+        else:
+            if episode.finished:
+                self._finish(episode, work)
+            else:
+                self._submit(episode, work)
+        work.running = None
+
+    def _submit(self, episode: Episode, work: _Work) -> None:
+        request = episode.next_request()
+        if request is None:
+            raise EngineError(f"episode {episode.attempt_id} has neither ended nor anything to ask")
+        self._engine.submit(request)
+        work.flights[request.request_id] = _Flight(episode=episode, since_s=self._active_s())
+
+    def _finish(self, episode: Episode, work: _Work) -> None:
+        work.finished.append(episode)
+        self.counts.finished += 1
+        self.counts.redactions += episode.num_redactions
+        self._close(episode)
+
+    def _fail(self, episode: Episode, reason: str, work: _Work) -> None:
+        """End the attempt; put a fresh one in line, or give the episode up."""
+        tally(self.counts.failures, reason)
+        self._close(episode)
+        tries = episode.attempt + 1
+        again = tries < self._settings.max_attempts
+        with self._timeline.span("store"):
+            if again:
+                self._attempts.fail(episode.attempt_id, reason)
+            else:
+                self._attempts.drop(episode.attempt_id, f"gave up after {tries} tries; the last: {reason}")
+        if again:
+            work.waiting.appendleft(Try(plan=episode.plan, attempt=tries))
+        else:
+            self.counts.dropped += 1
+
+    def _close(self, episode: Episode) -> None:
+        try:
+            episode.close()
+        except EnvironmentFailure as failure:
+            # What happened in the episode stands; that its environment can't be closed is counted, and its owner's.
+            tally(self.counts.close_failures, str(failure))
+
+    def _check_deadline(self, work: _Work) -> None:
+        for request_id, flight in work.flights.items():  # in order of submission, so the first waits longest
+            waited_s = self._active_s() - flight.since_s
+            if waited_s > self._deadline_s:
+                raise EngineError(
+                    f"request {request_id!r} got no answer in {waited_s:.0f} s (deadline {self._deadline_s:.0f} s, "
+                    f"{len(work.flights)} requests are out); look at the engine, or lower engine.max_concurrency"
+                )
+            return
+
+    def _active_s(self) -> float:
+        """Return the time, less what the taker of the trajectories kept this rollout waiting."""
+        return self._clock.now_s() - self._paused_s
+
+    def _abandon(self, work: _Work) -> None:
+        """Close what is open and drop its attempts: the collection was stopped or something raised."""
+        episodes = [flight.episode for flight in work.flights.values()]
+        self._abandoned.update(work.flights)
+        if work.running is not None and work.running not in episodes:
+            episodes.append(work.running)
+        names = [episode.attempt_id for episode in (*episodes, *work.finished)]
+        names += [one.attempt_id for one in work.leased]
+        for episode in episodes:
+            self._close(episode)
+        for name in dict.fromkeys(names):
+            self._attempts.drop(name, "the collection was stopped")
+        self.counts.dropped += len(names)
+
+
+def _check_purpose(plans: Sequence[EpisodePlan], purpose: Purpose) -> None:
+    training = purpose is Purpose.TRAINING
+    for plan in plans:
+        if training != (plan.evaluation is None) or training != (plan.task.split is Split.TRAIN):
+            raise ValueError(
+                f"issue {plan.issue} (split {plan.task.split}, evaluation {plan.evaluation}) can't be run for {purpose}: "
+                "training runs tasks of the train split without an evaluation number, evaluations those of the holdout"
+            )

@@ -1,0 +1,70 @@
+"""The tokens an episode has on record, and the proof that each new prompt extends them.
+
+Invariant: every array handed out is read-only, and what is on record never changes; the chained hash of a segment is
+computed anew over the context before each request and compared with the chain over the recorded steps.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotpot.errors import EngineError
+from hotpot.ids import prefix_hash
+from hotpot.rollout.prompt import Prompt, Rewrite
+from hotpot.rollout.recorder import Place
+
+
+class Context:
+    """The tokens of the current segment, and the chained hash over what is recorded of it."""
+
+    def __init__(self, name: str) -> None:
+        self.tokens: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._name = name
+        self._segment = -1
+        self._ends: list[int] = []
+        self._chain = ""
+        self._sampled: NDArray[np.int32] = self.tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens) + len(self._sampled)
+
+    def place(self, turn: int) -> Place:
+        """Return where the step whose prompt was added last stands."""
+        return Place(
+            turn=turn, segment=self._segment, context_tokens=len(self.tokens), prefix_hash=self._chain
+        )
+
+    def add_prompt(self, prompt: Prompt) -> None:
+        """Extend the context by what was sampled and by ``prompt``, or begin a segment with a rewritten prompt.
+
+        Raises :class:`EngineError` where the tokens so far are no longer those on record.
+        """
+        if self._segment < 0 or isinstance(prompt, Rewrite):
+            self._segment += 1
+            self.tokens, self._chain, self._ends = prompt.tokens.copy(), "", []
+        else:
+            self.tokens = np.concatenate([self.tokens, self._sampled, prompt.tokens])
+            if _chain(self.tokens, self._ends) != self._chain:
+                raise EngineError(
+                    f"the context of {self._name} no longer extends its recorded tokens; an engine must not write into "
+                    "a request's prompt"
+                )
+        self._sampled = prompt.tokens[:0]
+        self.tokens.flags.writeable = False
+        self._record(prompt.tokens)
+
+    def add_sampled(self, tokens: NDArray[np.int32]) -> None:
+        """Take what the model said; it joins the context with the next prompt."""
+        self._sampled = tokens
+        self._record(tokens)
+
+    def _record(self, tokens: NDArray[np.int32]) -> None:
+        self._chain = prefix_hash(tokens, extends=self._chain)
+        self._ends.append((self._ends[-1] if self._ends else 0) + len(tokens))
+
+
+def _chain(tokens: NDArray[np.int32], ends: list[int]) -> str:
+    chain, begin = "", 0
+    for end in ends:
+        chain = prefix_hash(tokens[begin:end], extends=chain)
+        begin = end
+    return chain

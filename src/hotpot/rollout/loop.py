@@ -1,0 +1,267 @@
+"""One episode as a state machine: a request for the engine, its answer into the environment, until an end.
+
+::
+
+    start ──► request ──► (engine) ──► receive ──► end of episode ──► trajectory
+                ▲                         │
+                └── next prompt ◄─────────┘ environment's messages
+
+Owns the order of things inside an episode, its limits and the check that each prompt extends what is recorded. Knows
+no engine, no other episode, no ledger; it waits for nothing and decides nothing by the clock but its time limit.
+
+Limits
+------
+``answered`` the environment is done; ``max_steps`` as many model calls as allowed; ``max_step_tokens`` an output was
+cut at that length; ``max_context`` the context is full (or cut an output); ``max_seconds`` the time was over after a
+step. A limit ends the episode without asking the environment again: the rewards so far count, success is false.
+Whatever goes wrong in the environment raises :class:`EnvironmentFailure` instead: then there is no trajectory.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotpot.config import RolloutSection
+from hotpot.envs import Environment
+from hotpot.errors import EngineError, EnvironmentFailure
+from hotpot.ids import sha256_hex
+from hotpot.rollout import boundary
+from hotpot.rollout.clock import Clock
+from hotpot.rollout.context import Context
+from hotpot.rollout.dialect import Conversation, Dialect
+from hotpot.rollout.prompt import Output, Prompt, Rewrite
+from hotpot.rollout.recorder import Provenance, Recorder, StepTimes, own
+from hotpot.rollout.tasks import EpisodePlan
+from hotpot.types import (
+    EndReason,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    Message,
+    Purpose,
+    Role,
+    SampleKey,
+    SamplingParams,
+    StepResult,
+    Trajectory,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRules:
+    """What all episodes of a rollout for one purpose have in common.
+
+    ``max_context_tokens`` is the smaller of the recipe's and the engine's. ``redact`` maps text of a tool to text
+    without secrets and the number of those it removed.
+    """
+
+    purpose: Purpose
+    sampling: SamplingParams
+    limits: RolloutSection
+    max_context_tokens: int
+    deterministic: bool
+    system_prompt: str
+    redact: Callable[[str], tuple[str, int]]
+
+
+class Episode:
+    """One attempt at one episode.
+
+    Call :meth:`start`, then :meth:`next_request` and :meth:`receive` in turn until :attr:`finished`; then
+    :meth:`trajectory`; in any case :meth:`close`. All but ``trajectory`` may raise :class:`EnvironmentFailure`.
+    """
+
+    def __init__(
+        self,
+        plan: EpisodePlan,
+        *,
+        attempt: int,
+        make_environment: Callable[[], Environment],
+        dialect: Dialect,
+        rules: EpisodeRules,
+        provenance: Provenance,
+        clock: Clock,
+    ) -> None:
+        self.plan = plan
+        self.attempt = attempt
+        self.num_redactions = 0
+        self._make_environment = make_environment
+        self._dialect = dialect
+        self._rules = rules
+        self._provenance = provenance
+        self._clock = clock
+        self._recorder = Recorder(plan, attempt, rules.purpose, provenance)
+        self._context = Context(self.attempt_id)
+        self._environment: Environment | None = None
+        self._conversation: Conversation | None = None
+        self._prompt: Prompt | None = None
+        self._request: GenerationRequest | None = None
+        self._turn = 0
+        self._end: EndReason | None = None
+        self._success = False
+        self._started_s = 0.0
+        self._started_us = self._prompt_us = self._finished_us = 0
+
+    @property
+    def attempt_id(self) -> str:
+        """Id of the attempt, and of its trajectory."""
+        return self._recorder.attempt_id
+
+    @property
+    def finished(self) -> bool:
+        """Whether the episode has come to an end."""
+        return self._end is not None
+
+    def start(self) -> None:
+        """Make the environment, reset it and render the first prompt."""
+        plan, rules = self.plan, self._rules
+        self._started_s = self._clock.now_s()
+        self._started_us = self._clock.now_us()
+        self._environment = boundary.make(self._make_environment)
+        observation = boundary.reset(
+            self._environment, plan.task, environment_seed(self._provenance.seed, plan)
+        )
+        system = (Message(role=Role.SYSTEM, content=rules.system_prompt),) if rules.system_prompt else ()
+        messages = (*system, *self._redacted(observation.messages))
+        self._conversation, prompt = self._dialect.open(messages, observation.tools)
+        if len(prompt.tokens) >= rules.max_context_tokens:
+            raise EnvironmentFailure(
+                f"the opening prompt has {len(prompt.tokens)} tokens, which leaves no room in a context of "
+                f"{rules.max_context_tokens}; raise rollout.max_context_tokens, or shorten the task"
+            )
+        self._continue_with(prompt)
+
+    def next_request(self) -> GenerationRequest | None:
+        """Return the request for the next step, or None where one is out or the episode has ended."""
+        if self._prompt is None or self._request is not None or self.finished:
+            return None
+        rules, step = self._rules, len(self._recorder.steps)
+        context = self._context.tokens
+        self._request = GenerationRequest(
+            request_id=f"{self.attempt_id}:{step}",
+            session_id=self.attempt_id,
+            prompt=context,
+            stop_tokens=self._dialect.stop_tokens,
+            max_tokens=min(rules.limits.max_step_tokens, rules.max_context_tokens - len(context)),
+            purpose=rules.purpose,
+            sampling=rules.sampling,
+            key=SampleKey(
+                seed=self._provenance.seed, issue=self.plan.issue, sample=self.plan.sample, step=step
+            ),
+        )
+        return self._request
+
+    def receive(self, generation: Generation) -> None:
+        """Take the engine's answer: act in the environment, record the step, go on or end.
+
+        Raises :class:`EngineError` where the generation is not an answer to the request that is out.
+        """
+        request, prompt, conversation = self._request, self._prompt, self._conversation
+        if request is None or prompt is None or conversation is None or self._environment is None:
+            raise EngineError(
+                f"generation {generation.request_id!r} came for {self.attempt_id}, which waits for none"
+            )
+        generated_us = self._clock.now_us()
+        output = self._dialect.parse(own(generation.tokens, np.int32), conversation.tools)
+        _check_generation(generation, request, output)
+        before_s = self._clock.now_s()
+        result = boundary.step(self._environment, output.action) if output.ended else None
+        environment_s = self._clock.now_s() - before_s
+        self._finished_us = self._clock.now_us()
+        self._request = None
+        times = StepTimes(
+            started_us=self._prompt_us,
+            generated_us=generated_us,
+            finished_us=self._finished_us,
+            environment_s=environment_s,
+        )
+        self._recorder.record(self._context.place(self._turn), prompt, output, generation, result, times)
+        self._context.add_sampled(output.tokens)
+        self._end = self._ends(generation, request, result)
+        if self._end is None and result is not None:
+            self._go_on(conversation, output, result)
+        elif result is not None:
+            self._success = bool(result.success)
+
+    def trajectory(self) -> Trajectory:
+        """Return what happened, once the episode has ended."""
+        if self._end is None:
+            raise EnvironmentFailure(f"episode {self.attempt_id} has not ended; there is no trajectory yet")
+        return self._recorder.trajectory(
+            self._end, success=self._success, started_us=self._started_us, finished_us=self._finished_us
+        )
+
+    def close(self) -> None:
+        """Close the environment, once."""
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            boundary.close(environment)
+
+    def _ends(
+        self, generation: Generation, request: GenerationRequest, result: StepResult | None
+    ) -> EndReason | None:
+        limits = self._rules.limits
+        if result is None:
+            cut_by_step = (
+                generation.finish is FinishReason.MAX_TOKENS and request.max_tokens == limits.max_step_tokens
+            )
+            return EndReason.MAX_STEP_TOKENS if cut_by_step else EndReason.MAX_CONTEXT
+        if result.done:
+            return EndReason.ANSWERED
+        if len(self._recorder.steps) >= limits.max_steps:
+            return EndReason.MAX_STEPS
+        elapsed_s = self._clock.now_s() - self._started_s
+        if elapsed_s >= limits.max_seconds and not self._rules.deterministic:
+            return EndReason.MAX_SECONDS
+        return None
+
+    def _go_on(self, conversation: Conversation, output: Output, result: StepResult) -> None:
+        prompt = conversation.extend(output, self._redacted(result.messages))
+        rewrites = isinstance(prompt, Rewrite)
+        if len(prompt.tokens) + (0 if rewrites else len(self._context)) >= self._rules.max_context_tokens:
+            self._end = EndReason.MAX_CONTEXT
+            return
+        self._turn += any(message.role is Role.USER for message in result.messages)
+        self._continue_with(prompt)
+
+    def _continue_with(self, prompt: Prompt) -> None:
+        self._context.add_prompt(prompt)
+        self._prompt = prompt
+        self._prompt_us = self._clock.now_us()
+
+    def _redacted(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        texts = []
+        for message in messages:
+            if message.role is Role.TOOL:
+                text, count = self._rules.redact(message.content)
+                if count:
+                    self.num_redactions += count
+                    message = dataclasses.replace(message, content=text)
+            texts.append(message)
+        return tuple(texts)
+
+
+def environment_seed(seed: int, plan: EpisodePlan) -> int:
+    """Return the seed of an episode's environment: the same for all samples and attempts of one task issue."""
+    return int(sha256_hex(f"environment\n{seed}\n{plan.task.split}\n{plan.issue}")[:15], 16)
+
+
+def _check_generation(generation: Generation, request: GenerationRequest, output: Output) -> None:
+    count = len(generation.tokens)
+    faults = {
+        f"answers {generation.request_id!r}": generation.request_id != request.request_id,
+        f"holds {count} tokens of at most {request.max_tokens}": not 0 < count <= request.max_tokens,
+        "has not one log-probability of each kind per token": not (
+            len(generation.behaviour_logprobs) == len(generation.model_logprobs) == count
+        ),
+        "has policy versions that do not cover its tokens": sum([v.length for v in generation.versions])
+        != count,
+        f"says {generation.finish} but its last token says otherwise": (
+            (generation.finish is FinishReason.STOP) != output.ended
+        ),
+    }
+    for fault, found in faults.items():
+        if found:
+            raise EngineError(f"the generation for request {request.request_id!r} {fault}; mend the engine")

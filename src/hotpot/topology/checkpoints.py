@@ -1,0 +1,73 @@
+"""Checkpoints of a run: which exist, which is whole, which to keep.
+
+A checkpoint is a folder ``checkpoints/update-000040`` that is also an ordinary model folder. It is written under a
+temporary name and renamed when complete, so a folder with the final name is whole. The learner writes and reads its
+own files; this module owns only the folders.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from hotpot.errors import ModelFilesError
+
+_NAME = re.compile(r"update-(\d{6,})")
+
+
+def checkpoint_folder(run: Path, update: int) -> Path:
+    """Return the folder of the checkpoint after ``update``."""
+    return run / "checkpoints" / f"update-{update:06d}"
+
+
+def list_checkpoints(run: Path) -> list[int]:
+    """Return the updates that have a checkpoint, ascending."""
+    folder = run / "checkpoints"
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+
+
+def write_checkpoint(run: Path, update: int, save: Callable[[Path], None], *, keep: int) -> Path:
+    """Write the checkpoint after ``update`` with ``save(folder)``, whole or not at all; prune to first, last and ``keep``."""
+    final = checkpoint_folder(run, update)
+    partial = final.with_name(final.name + ".partial")
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    save(partial)
+    if final.exists():
+        shutil.rmtree(final)
+    partial.replace(final)
+    descriptor = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    for old in list_checkpoints(run)[1 : -keep - 1]:
+        shutil.rmtree(checkpoint_folder(run, old))
+    return final
+
+
+def find_checkpoint(run: Path, name: str | None = None) -> tuple[int, Path]:
+    """Return (update, folder) of the checkpoint called ``name`` ("first", "last" or an update's number; default last).
+
+    Raises :class:`ModelFilesError` where there is none of that name.
+    """
+    known = list_checkpoints(run)
+    if not known:
+        raise ModelFilesError(
+            f"{run} has no checkpoint; it ended before the first one was written. Start the run anew"
+        )
+    if name is None or name == "last":
+        update = known[-1]
+    elif name == "first":
+        update = known[0]
+    elif name.isdigit() and int(name) in known:
+        update = int(name)
+    else:
+        raise ModelFilesError(
+            f"{run} has no checkpoint {name!r}; it has first, last, {', '.join(map(str, known))}"
+        )
+    return update, checkpoint_folder(run, update)

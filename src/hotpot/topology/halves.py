@@ -1,0 +1,104 @@
+"""One half of the loop, for debugging: collect without learning, or learn without collecting.
+
+::
+
+    rollout_only        task sampler ──► rollout ⇄ engine ──► store
+    learn_from_record   source run's lake ──► store (copied, with their versions) ──► learner ──► publish
+
+Both use the same moves as the whole loop, so what works here works there.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from hotpot.errors import RunFolderError
+from hotpot.experience import Lease, RunReader, read_trajectories
+from hotpot.topology.session import Session
+from hotpot.types import Purpose, Trajectory
+
+
+def run_rollout_only(session: Session) -> None:
+    """Collect and store as many batches as the recipe has updates; the policy never changes."""
+    recipe = session.recipe
+    for _ in range(recipe.topology.updates):
+        collected = session.intake.collect(
+            session.sampler.issue(recipe.rollout.tasks_per_batch), Purpose.TRAINING
+        )
+        session.store.record(session.measure(session.progress.update))
+        solved = sum(trajectory.row.success for trajectory in collected)
+        session.view.message(f"collected {len(collected)} trajectories, {solved} solved")
+        session.stop.check()
+        if session.out_of_time():
+            return
+
+
+def run_from_record(session: Session) -> None:
+    """Learn from a source run's training trajectories, in the order they were issued, without inference.
+
+    Each batch is first copied into this run's own store under its own run id, with the versions it was recorded with,
+    so that lineage and ledger hold here too. Ends with the record or the recipe's number of updates.
+    """
+    source = session.recipe.debug.source_run
+    if source is None:
+        raise ValueError("learn_from_record needs debug.source_run")
+    for batch in recorded_batches(source, session.recipe.rollout.tasks_per_batch):
+        if session.progress.done >= session.recipe.topology.updates or session.out_of_time():
+            return
+        update = session.begin_update()
+        copied = [_adopt(session.run_id, trajectory) for trajectory in batch]
+        with session.timeline.span("store"):
+            session.store.ledger.lease([_lease(trajectory) for trajectory in copied])
+        kept = session.intake.keep(copied)
+        result = session.learn(update, kept)
+        published = session.publish(update)
+        session.record_update(result, kept, published, source="cold")
+        session.due()
+        session.stop.check()
+
+
+def first_policy_version(source: Path) -> int:
+    """Return the highest policy version that sampled anything in ``source``: this run's versions must lie above it.
+
+    Raises :class:`RunFolderError` where the run holds no training trajectory.
+    """
+    found = RunReader.open(source).sql(
+        "select max(policy_version) as highest from steps where purpose = 'training'"
+    )
+    highest = found["highest"][0].as_py()
+    if highest is None:
+        raise RunFolderError(
+            f"{source} holds no training trajectory to learn from; name another run in debug.source_run"
+        )
+    return int(highest)
+
+
+def recorded_batches(source: Path, tasks_per_batch: int) -> Iterator[list[Trajectory]]:
+    """Yield the training trajectories of ``source``, ``tasks_per_batch`` issued tasks at a time."""
+    reader = RunReader.open(source)
+    issues = reader.sql("select distinct issue from steps where purpose = 'training' order by issue")[
+        "issue"
+    ].to_pylist()
+    for start in range(0, len(issues), tasks_per_batch):
+        first, last = issues[start], issues[min(start + tasks_per_batch, len(issues)) - 1]
+        yield read_trajectories(
+            reader,
+            "purpose = 'training' and trajectory_id in (select trajectory_id from steps where issue between ? and ?)",
+            [first, last],
+        )
+
+
+def _adopt(run_id: str, trajectory: Trajectory) -> Trajectory:
+    steps = tuple(dataclasses.replace(step, run_id=run_id) for step in trajectory.steps)
+    return Trajectory(row=dataclasses.replace(trajectory.row, run_id=run_id), steps=steps)
+
+
+def _lease(trajectory: Trajectory) -> Lease:
+    row = trajectory.row
+    return Lease(
+        attempt_id=row.attempt_id,
+        episode_id=row.episode_id,
+        group_id=row.group_id,
+        task_id=row.task_id,
+        purpose=row.purpose,
+    )

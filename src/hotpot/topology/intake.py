@@ -1,0 +1,90 @@
+"""From plans to stored trajectories: the rollout and the store, joined.
+
+::
+
+    plans ──► rollout ──finished──► (chunks) ──► store ──accepted──► whoever asked
+
+Owns the chunking (one fsync a chunk) and the promise that everything finished is acknowledged before control returns,
+also when the operator stops the run half-way. Training and evaluation both collect through here.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hotpot.experience import ExperienceStore
+from hotpot.rollout import EpisodePlan, Rollout
+from hotpot.timeline import Timeline
+from hotpot.topology.stopping import StopSignal
+from hotpot.types import Purpose, Trajectory
+
+CHUNK = 32
+"""Finished trajectories that are acknowledged together."""
+
+
+@dataclass(slots=True)
+class IntakeCounts:
+    """What was accepted since the start: trajectories by kind, and tokens of the training ones (given and sampled)."""
+
+    training: int = 0
+    evaluation: int = 0
+    tokens: int = 0
+    sampled_tokens: int = 0
+
+
+class Intake:
+    """Collects and stores. ``num_threads``: threads the engine computes with."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        store: ExperienceStore,
+        timeline: Timeline,
+        stop: StopSignal,
+        *,
+        num_threads: int,
+    ) -> None:
+        self.counts = IntakeCounts()
+        self._rollout, self._store, self._timeline, self._stop = rollout, store, timeline, stop
+        self._num_threads = num_threads
+
+    def stream(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> Iterator[list[Trajectory]]:
+        """Run ``plans`` and yield what the store accepted, chunk by chunk, in the order of finishing.
+
+        Raises :class:`hotpot.topology.stopping.StopRequested` at the next engine step after a signal.
+        """
+        torch.set_num_threads(self._num_threads)
+        pending: list[Trajectory] = []
+        try:
+            for finished in self._rollout.collect(plans, purpose):
+                pending += finished
+                if len(pending) >= CHUNK:
+                    chunk, pending = pending, []
+                    yield self.keep(chunk)
+                self._stop.check()
+        finally:
+            kept = self.keep(pending)
+        if kept:
+            yield kept
+
+    def collect(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> list[Trajectory]:
+        """Run ``plans`` and return everything the store accepted; raises as :meth:`stream`."""
+        return [trajectory for chunk in self.stream(plans, purpose) for trajectory in chunk]
+
+    def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Append ``trajectories`` to the store; return those it accepted."""
+        if not trajectories:
+            return []
+        with self._timeline.span("store"):
+            accepted = set(self._store.append(trajectories).accepted)
+        kept = [trajectory for trajectory in trajectories if trajectory.row.trajectory_id in accepted]
+        for trajectory in kept:
+            row = trajectory.row
+            if row.purpose == Purpose.TRAINING:
+                self.counts.training += 1
+                self.counts.tokens += row.num_prompt_tokens + row.num_sampled_tokens
+                self.counts.sampled_tokens += row.num_sampled_tokens
+            else:
+                self.counts.evaluation += 1
+        return kept

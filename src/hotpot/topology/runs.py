@@ -1,0 +1,152 @@
+"""A run from its first line to its last: what stands around any topology.
+
+::
+
+    new run folder ─► evaluate before ─► topology ─► evaluate after ─► checkpoint ─► close ─► summary, trace
+
+Owns the ends: how a run starts, is resumed, is stopped and is summed up. The loop itself is the topology's.
+"""
+
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from hotpot import __version__
+from hotpot.config import Recipe
+from hotpot.config.load import build_recipe
+from hotpot.errors import ModelFilesError, RunFolderError
+from hotpot.experience import read_manifest
+from hotpot.observability.summary import SummaryInputs, summarise, write_summary
+from hotpot.observability.trace import write_trace
+from hotpot.topology.checkpoints import list_checkpoints
+from hotpot.topology.halves import run_from_record, run_rollout_only
+from hotpot.topology.session import Session
+from hotpot.topology.stopping import StopRequested, StopSignal
+from hotpot.topology.sync import run_sync
+from hotpot.topology.wiring import wire
+from hotpot.types import EvaluationRow
+
+
+def train(
+    recipe: Recipe, *, resume: Path | None = None, console: Console | None = None, json_output: bool = False
+) -> Path:
+    """Run a recipe to its end, or go on with the run in ``resume``; return the run folder.
+
+    Raises :class:`hotpot.errors.UsageError` before anything is written where something cannot work, and
+    :class:`StopRequested` after a clean end where the operator asked for one.
+    """
+    console = console or Console(quiet=json_output)
+    run_id = (
+        resume.name
+        if resume is not None
+        else recipe.run.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    folder = resume if resume is not None else recipe.run.folder / run_id
+    stopped: StopRequested | None = None
+    with (
+        StopSignal() as stop,
+        wire(
+            recipe, run_id=run_id, folder=folder, resume=resume is not None, console=console, stop=stop
+        ) as session,
+    ):
+        status = "failed"
+        try:
+            _drive(session)
+            status = "finished"
+        except StopRequested as request:
+            stopped, status = request, "stopped"
+        finally:
+            _finish(session, status)
+    if stopped is not None:
+        raise stopped
+    return folder
+
+
+def evaluate_run(
+    run: Path, *, checkpoint: str | None = None, num_tasks: int | None = None, greedy: bool = True
+) -> list[EvaluationRow]:
+    """Measure a checkpoint of ``run`` on its hold-out tasks and record it in the run's lake under the label manual.
+
+    Raises :class:`hotpot.errors.UsageError` where the run, the checkpoint or its writer's lock forbid it.
+    """
+    if not (run / "manifest.json").is_file():
+        raise RunFolderError(
+            f"{run} is no run folder (no manifest.json); `hotpot runs` lists those there are"
+        )
+    if not list_checkpoints(run):
+        raise ModelFilesError(
+            f"{run} has no checkpoint to evaluate; it ended before its first one was written"
+        )
+    manifest = read_manifest(run)
+    recipe = build_recipe(
+        json.loads(manifest.recipe), [f"evaluation.greedy={str(greedy).lower()}"], origin=str(run)
+    )
+    with (
+        StopSignal() as stop,
+        wire(
+            recipe,
+            run_id=manifest.run_id,
+            folder=run,
+            resume=True,
+            checkpoint=checkpoint,
+            console=Console(quiet=True),
+            stop=stop,
+        ) as session,
+    ):
+        return session.evaluate("manual", num_tasks or recipe.evaluation.num_tasks_final)
+
+
+def _drive(session: Session) -> None:
+    recipe, mode = session.recipe, session.recipe.debug.mode
+    session.timeline.start()
+    if not list_checkpoints(session.folder):
+        session.checkpoint()
+    if mode == "rollout_only":
+        run_rollout_only(session)
+        return
+    if session.progress.done == 0:
+        session.evaluate("before", recipe.evaluation.num_tasks_final)
+    elif session.progress.done >= recipe.topology.updates:
+        session.view.message(
+            f"the run has all its {recipe.topology.updates} updates; raise topology.updates to train further"
+        )
+    if mode == "learn_from_record":
+        run_from_record(session)
+    else:
+        run_sync(session)
+    session.evaluate("after", recipe.evaluation.num_tasks_final)
+
+
+def _finish(session: Session, status: str) -> None:
+    """Write the last checkpoint and everything that sums the run up; runs also when the loop failed."""
+    if status != "failed":
+        session.checkpoint()
+    session.store.record([session.event(status, {"updates": session.progress.done})])
+    totals = session.timeline.totals()
+    versions = {
+        "env": [session.environment.env_version.version],
+        "reward": [session.environment.reward_version.version],
+        "prompt": [session.prompt.version],
+    }
+    summary = summarise(
+        SummaryInputs(
+            run_id=session.run_id,
+            status=status,
+            hotpot_version=__version__,
+            evaluations=session.evaluations,
+            updates=session.updates,
+            span_seconds=totals,
+            num_trajectories=session.intake.counts.training,
+            num_evaluation_trajectories=session.intake.counts.evaluation,
+            num_tokens=session.intake.counts.tokens,
+            num_sampled_tokens=session.intake.counts.sampled_tokens,
+            versions=versions,
+        )
+    )
+    write_summary(session.folder / "summary.json", summary)
+    if session.recipe.run.trace:
+        timeline = session.timeline
+        details = {"run_id": session.run_id, "dropped_slices": timeline.dropped_slices}
+        write_trace(session.folder / "trace.json", {"main loop": timeline.slices}, details=details)

@@ -1,0 +1,205 @@
+"""What every topology does the same way: collect, keep, learn, publish, record, evaluate, checkpoint.
+
+A :class:`Session` holds the wired parts of one run and the run's position: the policy version being served and the
+update that made it. A topology (``sync.py``) decides who waits for whom and calls these moves; it holds no state.
+
+Order inside an update, and why: the policy version's mark is durable before the engine may serve it (a version is never
+used twice); the update's row, groups, learned tokens and consumptions are one atomic frame written after the publish,
+so a recorded update is one whose weights were served.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotpot.config import Recipe
+from hotpot.engine import Engine
+from hotpot.envs import BoundEnvironment
+from hotpot.evaluation import Evaluator
+from hotpot.experience import ExperienceStore, TrainingSequence, sequences
+from hotpot.learner import Learner, UpdateResult
+from hotpot.models import PolicyTokenizer
+from hotpot.observability.gauges import ProcessGauges
+from hotpot.observability.live import LiveView
+from hotpot.rollout import EpisodePlan, TaskSampler
+from hotpot.timeline import Timeline
+from hotpot.topology import rows
+from hotpot.topology.checkpoints import write_checkpoint
+from hotpot.topology.intake import Intake
+from hotpot.topology.stopping import StopSignal
+from hotpot.types import EvaluationRow, Trajectory, UpdateRow
+from hotpot.versions import Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threads:
+    """Threads that engine and learner compute with."""
+
+    engine: int
+    learner: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where the run stands. ``update`` made the weights being served; ``done`` updates lie on the way to them."""
+
+    policy_version: int
+    update: int
+    done: int
+    next_update: int
+
+
+class Session:
+    """The wired parts of one run. Made by :func:`hotpot.topology.wiring.wire`."""
+
+    def __init__(
+        self,
+        *,
+        recipe: Recipe,
+        run_id: str,
+        folder: Path,
+        environment: BoundEnvironment,
+        tokenizer: PolicyTokenizer,
+        store: ExperienceStore,
+        engine: Engine,
+        intake: Intake,
+        sampler: TaskSampler,
+        learner: Learner,
+        evaluator: Evaluator[EpisodePlan],
+        prompt: Version,
+        gauges: ProcessGauges,
+        timeline: Timeline,
+        view: LiveView,
+        stop: StopSignal,
+        threads: Threads,
+        progress: Progress,
+    ) -> None:
+        self.recipe, self.run_id, self.folder = recipe, run_id, folder
+        self.environment, self.tokenizer, self.prompt = environment, tokenizer, prompt
+        self.store, self.engine, self.intake, self.sampler = store, engine, intake, sampler
+        self.learner, self.evaluator = learner, evaluator
+        self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
+        self.threads, self.progress = threads, progress
+        self.updates: list[UpdateRow] = []
+        self.evaluations: list[EvaluationRow] = []
+        self._started_us = 0
+        self._totals: dict[str, float] = {}
+
+    # ---- the moves of one update ----
+
+    def begin_update(self) -> int:
+        """Start the clock of the next update and return its number; durable before it is used."""
+        update = self.progress.next_update
+        with self.timeline.span("store"):
+            self.store.ledger.advance("update", update)
+        self.progress.next_update = update + 1
+        self._started_us, self._totals = rows.now_us(), self.timeline.totals()
+        return update
+
+    def learn(self, update: int, trajectories: Sequence[Trajectory]) -> UpdateResult:
+        """Learn one batch; the weights change."""
+        torch.set_num_threads(self.threads.learner)
+        with self.timeline.span("learn"):
+            batch: list[TrainingSequence] = [
+                part for trajectory in trajectories for part in sequences(trajectory)
+            ]
+            return self.learner.update(batch, update=update, policy_version=self.progress.policy_version)
+
+    def publish(self, update: int) -> list[Any]:
+        """Serve the learner's weights as a new policy version; return the rows that say so."""
+        version = self.progress.policy_version + 1
+        with self.timeline.span("publish"):
+            self.store.ledger.advance("policy_version", version)
+            report = self.engine.publish(self.learner.weights(), version)
+        described = rows.policy_version(version, checksum=report.checksum, update=update, origin=self.run_id)
+        detail = {"checksum": report.checksum, "seconds": report.seconds, "policy_version": version}
+        self.progress.policy_version = version
+        return [rows.version_row(self.run_id, described), self.event("publish", detail)]
+
+    def record_update(
+        self, result: UpdateResult, collected: Sequence[Trajectory], published: Sequence[Any], *, source: str
+    ) -> None:
+        """Write everything about one update in one frame, and move the run's position onto it."""
+        totals = self.timeline.totals()
+        frame = rows.UpdateFrame(
+            run_id=self.run_id,
+            parent_update=self.progress.update,
+            new_policy_version=self.progress.policy_version,
+            started_us=self._started_us,
+            seconds={name: totals[name] - self._totals.get(name, 0.0) for name in totals},
+            seed=self.recipe.run.seed,
+        )
+        row = rows.update_row(frame, collected, result)
+        with self.timeline.span("store"):
+            self.store.record_update(
+                row,
+                rows.group_rows(self.run_id, collected, result),
+                rows.learned_rows(self.run_id, collected, result),
+                rows.consumption_rows(self.run_id, result, source=source),
+                [*published, *self.measure(result.update)],
+            )
+        self.progress.update, self.progress.done = result.update, self.progress.done + 1
+        self.updates.append(row)
+        self.view.update(row)
+
+    # ---- beside the updates ----
+
+    def evaluate(self, label: str, num_tasks: int) -> list[EvaluationRow]:
+        """Measure the policy being served on hold-out tasks and record it."""
+        with self.timeline.span("evaluate", whole=True):
+            greedy = self.recipe.evaluation.greedy
+            found = self.evaluator.evaluate(label, self.progress.update, num_tasks, greedy=greedy)
+            self.store.record(found)
+        self.evaluations += found
+        for row in found:
+            self.view.evaluation(row)
+        return found
+
+    def checkpoint(self) -> None:
+        """Write the learner's weights and optimiser state as the checkpoint of the current update."""
+        with self.timeline.span("checkpoint"):
+            write_checkpoint(
+                self.folder,
+                self.progress.update,
+                lambda folder: self.learner.save(folder, self.tokenizer.files()),
+                keep=self.recipe.checkpoint.keep,
+            )
+            self.store.record([self.event("checkpoint", {"checkpoint_update": self.progress.update})])
+
+    def due(self) -> None:
+        """Do what is on a schedule after an update: evaluation, checkpoint."""
+        done, recipe = self.progress.done, self.recipe
+        last = done >= recipe.topology.updates
+        if recipe.checkpoint.every_updates and done % recipe.checkpoint.every_updates == 0 and not last:
+            self.checkpoint()
+        if recipe.evaluation.every_updates and done % recipe.evaluation.every_updates == 0 and not last:
+            self.evaluate("scheduled", recipe.evaluation.num_tasks)
+
+    def measure(self, update: int) -> list[Any]:
+        """Return the gauges of the process as rows."""
+        return list(
+            self.gauges.sample(
+                update=update,
+                policy_version=self.progress.policy_version,
+                env_version=self.environment.env_version.version,
+                experience_backlog=self.store.backlog(),
+            )
+        )
+
+    def out_of_time(self) -> bool:
+        """Return whether the recipe's wall time is over. Never in deterministic mode."""
+        limit = self.recipe.topology.max_seconds
+        return limit is not None and not self.recipe.run.deterministic and self.timeline.elapsed_s > limit
+
+    def event(self, kind: str, detail: dict[str, Any]) -> Any:
+        """Return an event row at the run's position."""
+        return rows.event_row(
+            self.run_id,
+            kind,
+            detail,
+            update=self.progress.update,
+            policy_version=self.progress.policy_version,
+        )

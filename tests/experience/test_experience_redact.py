@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotpot.errors import RecipeError
+from hotpot.experience import Redactor
+
+SECRETS = {
+    "sk-abcdefghij0123456789": "[redacted:api_key]",
+    "AKIAIOSFODNN7EXAMPLE": "[redacted:aws_access_key]",
+    "ghp_abcdefghijklmnopqrstuvwxyz0123456789": "[redacted:github_token]",
+    "Authorization: Bearer abc.def-123456": "Authorization: Bearer [redacted:bearer_token]",
+    "password=hunter2;": "password=[redacted:password];",
+    'db_password: "two words"': "db_password: [redacted:password]",
+    "postgres://ada:secret@host/db": "postgres://ada:[redacted:url_password]@host/db",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----": "[redacted:private_key]",
+    "-----BEGIN PRIVATE KEY-----\nMIIE cut off": "[redacted:private_key]",
+    "xoxb-1234567890-abc": "[redacted:slack_token]",
+    "hf_abcdefghijklmnopqrstuv": "[redacted:hugging_face_token]",
+    "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSM": "[redacted:json_web_token]",
+}
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_secrets_are_replaced_once_and_for_all(text):
+    redactor = Redactor()
+    assert redactor.redact(f"before {text} after") == (f"before {SECRETS[text]} after", 1) or text.startswith(
+        "-----BEGIN PRIVATE"
+    )
+    cleaned, count = redactor.redact(text)
+    assert (cleaned, count) == (SECRETS[text], 1)
+    assert redactor.redact(cleaned) == (cleaned, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "total=12", "price of item 7 for Ada: 3.50", "the secret of success", "find_customer(name=Ada)", "sk-8"],
+)  # fmt: skip
+def test_ordinary_tool_text_stays(text):
+    assert Redactor().redact(text) == (text, 0)
+
+
+def test_several_are_counted():
+    text, count = Redactor().redact("password=a sk-abcdefghij0123456789 AKIAIOSFODNN7EXAMPLE")
+    assert count == 3
+    assert "sk-" not in text
+
+
+def test_the_recipes_patterns_are_added():
+    redactor = Redactor([r"customer-\d+"])
+    assert redactor.redact("customer-12 pays") == ("[redacted:custom] pays", 1)
+
+
+@pytest.mark.parametrize("pattern", ["(", "x*", ""])
+def test_a_pattern_that_cannot_work_is_refused(pattern):
+    with pytest.raises(RecipeError, match="redact_patterns"):
+        Redactor([pattern])
+
+
+@given(st.text())
+def test_redacting_twice_changes_nothing_more(text):
+    redactor = Redactor()
+    once, _ = redactor.redact(text)
+    assert redactor.redact(once) == (once, 0)

@@ -1,0 +1,304 @@
+"""Every metric's query against a plain recomputation over the rows themselves."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from hotpot.errors import UsageError
+from hotpot.experience.schema import to_table
+from hotpot.metrics import CUTS, METRICS, Metric, gauge_names, metric, sql
+from hotpot.testing.records import make_row, make_trajectory
+from hotpot.types import TABLES, EvaluationRow, MetricRow, Purpose, StepRow, TrajectoryRow, UpdateRow
+
+Rows = dict[str, list[Any]]
+
+
+def make_rows() -> Rows:
+    """Return a run of three updates: two actors, mixed versions, evaluations, odd values."""
+    random = np.random.default_rng(5)
+    trajectories: list[TrajectoryRow] = []
+    steps: list[StepRow] = []
+    for issue in range(12):
+        for sample in range(3):
+            purpose = [Purpose.TRAINING, Purpose.TRAINING, Purpose.EVALUATION, Purpose.EVALUATION_GREEDY][
+                issue % 4
+            ]
+            made = make_trajectory(
+                issue=issue, sample=0 if issue == 4 else sample, reward=float(random.integers(0, 2)), purpose=purpose,
+                policy_version=1 + issue // 4, num_steps=int(random.integers(1, 4)), attempt=sample if issue == 4 else 0,
+                evaluation=None if purpose == Purpose.TRAINING else issue // 4, actor_id=f"actor-{sample % 2}",
+            )  # fmt: skip
+            if issue == 4:  # three trajectories of one group that sampled the same
+                first = make_trajectory(issue=4, policy_version=2, num_steps=2)
+                made = dataclasses.replace(
+                    made,
+                    row=dataclasses.replace(made.row, num_steps=2),
+                    steps=tuple(
+                        dataclasses.replace(step, trajectory_id=made.row.trajectory_id)
+                        for step in first.steps
+                    ),
+                )
+            env_version = "env@2+b" if issue > 6 else "env@1+a"
+            row = dataclasses.replace(
+                made.row, env_version=env_version, tool_errors=int(random.integers(0, 2)),
+                end_reason="max_steps" if random.random() < 0.3 else "answered",
+            )  # fmt: skip
+            trajectories.append(row)
+            steps += [
+                dataclasses.replace(
+                    step, env_version=env_version, generate_s=float(random.random()), queue_s=float(random.random()),
+                    environment_s=float(random.random()), temperature=0.0 if issue == 9 and step.step == 0 else 1.0,
+                )
+                for step in made.steps
+            ]  # fmt: skip
+    return {
+        "trajectories": trajectories,
+        "steps": steps,
+        "updates": [_update(random, number) for number in range(1, 4)],
+        "evaluations": [_evaluation(random, number) for number in range(6)],
+        "metrics": [_gauge(random, name, number) for number in range(4) for name in sorted(gauge_names())],
+    }  # fmt: skip
+
+
+def _update(random: np.random.Generator, number: int) -> UpdateRow:
+    drawn = {
+        column.name: float(random.random())
+        for column in dataclasses.fields(UpdateRow)
+        if column.type is float and column.name not in {"explained_variance"}
+    }
+    norms = random.random(number)
+    return make_row(
+        UpdateRow, **drawn, update=number, policy_version=number, grad_norms=norms, losses=norms,
+        reference_kl=None if number == 2 else 0.5 * number, num_loss_tokens=10 * number, num_tokens=30 * number,
+        num_padding_tokens=7 * number, optimizer_steps=0 if number == 3 else number, skipped_steps=4 - number,
+        staleness_max=number, epochs=number, num_groups=5, num_groups_kept=number, started_us=number * 3_000_000,
+        finished_us=number * 3_000_000 + number * 400_000,
+    )  # fmt: skip
+
+
+def _evaluation(random: np.random.Generator, number: int) -> EvaluationRow:
+    return make_row(
+        EvaluationRow, evaluation=number, update=number, purpose=["evaluation", "evaluation_greedy"][number % 2],
+        split="train" if number == 4 else "holdout", num_tasks=10 + number, num_failed=number, policy_version=number,
+        success_rate=float(random.random()), reward_mean=float(random.random()), steps_mean=float(random.random()),
+    )  # fmt: skip
+
+
+def _gauge(random: np.random.Generator, name: str, number: int) -> MetricRow:
+    return make_row(MetricRow, name=name, value=float(random.random()), update=number, policy_version=number)
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    return make_rows()
+
+
+@pytest.fixture(scope="module")
+def database(rows: Rows) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    for name, found in rows.items():
+        connection.register(name, to_table(name, found))
+    return connection
+
+
+def training(found: Sequence[Any]) -> list[Any]:
+    return [row for row in found if row.purpose == "training"]
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def wall_s(found: Sequence[Any]) -> float:
+    return (max(row.finished_us for row in found) - min(row.started_us for row in found)) / 1e6
+
+
+def distinct_share(rows: Rows, what: Callable[[list[StepRow]], object]) -> float:
+    by_trajectory: dict[str, list[StepRow]] = {}
+    for step in training(rows["steps"]):
+        by_trajectory.setdefault(step.trajectory_id, []).append(step)
+    ordered = [sorted(found, key=lambda step: step.step) for found in by_trajectory.values()]
+    return len({(found[0].group_id, what(found)) for found in ordered}) / len(ordered)
+
+
+def weighted(rows: Rows, column: str, weight: str) -> float:
+    used = [row for row in rows["updates"] if row.optimizer_steps > 0 and getattr(row, column) is not None]
+    total = sum(getattr(row, column) * getattr(row, weight) for row in used)
+    return total / sum(getattr(row, weight) for row in used)
+
+
+def measured(rows: Rows, column: str, purpose: str) -> float:
+    used = [row for row in rows["evaluations"] if row.purpose == purpose and row.split == "holdout"]
+    return sum(getattr(row, column) * row.num_tasks for row in used) / sum(row.num_tasks for row in used)
+
+
+def gap(rows: Rows, column: str) -> float:
+    found = rows["trajectories"]
+    held_out = [
+        getattr(row, column) for row in found if row.purpose == "evaluation" and row.split == "holdout"
+    ]
+    return mean([getattr(row, column) for row in training(found)]) - mean(held_out)
+
+
+def of_gauge(rows: Rows, name: str) -> list[float]:
+    return [row.value for row in rows["metrics"] if row.name == f"system/{name}"]
+
+
+def update_s(rows: Rows) -> float:
+    return sum((row.finished_us - row.started_us) / 1e6 for row in rows["updates"])
+
+
+def of_updates(rows: Rows, column: str) -> float:
+    return sum(getattr(row, column) for row in rows["updates"])
+
+
+PLAIN: dict[str, Callable[[Rows], float]] = {
+    "rollout/trajectories_per_s": lambda r: len(training(r["trajectories"])) / wall_s(training(r["trajectories"])),
+    "rollout/sampled_tokens_per_s": lambda r: sum(t.num_sampled_tokens for t in training(r["trajectories"]))
+    / wall_s(training(r["trajectories"])),
+    "rollout/generate_s_per_step": lambda r: mean([s.generate_s for s in r["steps"]]),
+    "rollout/queue_s_per_step": lambda r: mean([s.queue_s for s in r["steps"]]),
+    "rollout/environment_s_per_step": lambda r: mean([s.environment_s for s in r["steps"]]),
+    "rollout/steps_mean": lambda r: mean([t.num_steps for t in training(r["trajectories"])]),
+    "rollout/sampled_tokens_mean": lambda r: mean([t.num_sampled_tokens for t in training(r["trajectories"])]),
+    "rollout/tokens_mean": lambda r: mean(
+        [t.num_prompt_tokens + t.num_sampled_tokens for t in training(r["trajectories"])]
+    ),
+    "rollout/cut_share": lambda r: mean([t.end_reason != "answered" for t in training(r["trajectories"])]),
+    "rollout/tool_error_share": lambda r: sum(t.tool_errors for t in training(r["trajectories"]))
+    / sum(t.num_steps for t in training(r["trajectories"])),
+    "rollout/diversity_sequences": lambda r: distinct_share(
+        r, lambda steps: tuple(tuple(s.sampled_tokens) for s in steps)
+    ),
+    "rollout/diversity_tool_paths": lambda r: distinct_share(r, lambda steps: tuple(s.tool_name for s in steps)),
+    "rollout/diversity_last_steps": lambda r: distinct_share(r, lambda steps: tuple(steps[-1].sampled_tokens)),
+    "rollout/sampled_surprise": lambda r: -sum(float(s.behaviour_logprobs.sum()) for s in training(r["steps"]))
+    / sum(len(s.sampled_tokens) for s in training(r["steps"])),
+    "rollout/sampling_sets": lambda r: len({s.temperature for s in training(r["steps"])}),
+    "rollout/sampled_steps": lambda r: len(r["steps"]),
+    "rollout/greedy_share": lambda r: mean([s.temperature == 0 for s in training(r["steps"])]),
+    "rollout/precisions": lambda r: 1,
+    "rollout/reused_share": lambda r: sum(s.reused_tokens for s in r["steps"])
+    / sum(s.context_tokens for s in r["steps"]),
+    "rollout/reward_mean": lambda r: mean([t.reward for t in training(r["trajectories"])]),
+    "rollout/reward_variance": lambda r: float(np.var([t.reward for t in training(r["trajectories"])])),
+    "rollout/success_rate": lambda r: mean([t.success for t in training(r["trajectories"])]),
+    "rollout/segments_mean": lambda r: mean([t.num_segments for t in training(r["trajectories"])]),
+    "learn/loss": lambda r: weighted(r, "loss", "optimizer_steps"),
+    "learn/policy_loss": lambda r: weighted(r, "policy_loss", "optimizer_steps"),
+    "learn/kl_loss": lambda r: weighted(r, "kl_loss", "optimizer_steps"),
+    "learn/grad_norm": lambda r: weighted(r, "grad_norm", "optimizer_steps"),
+    "learn/grad_norm_max": lambda r: max(float(u.grad_norms.max()) for u in r["updates"]),
+    **{
+        f"learn/{column}": lambda r, column=column: weighted(r, column, "num_loss_tokens")  # type: ignore[misc]
+        for column in (
+            "approx_kl", "reference_kl", "overlap", "ratio_mean", "clip_fraction", "entropy", "advantage_mean",
+            "advantage_std", "logprob_difference_mean", "staleness_mean",
+        )
+    },
+    "learn/logprob_difference_max": lambda r: max(u.logprob_difference_max for u in r["updates"]),
+    "learn/staleness_max": lambda r: 3,
+    "learn/skipped_share": lambda r: of_updates(r, "skipped_steps")
+    / (of_updates(r, "skipped_steps") + of_updates(r, "optimizer_steps")),
+    "learn/skipped_steps": lambda r: of_updates(r, "skipped_steps"),
+    "learn/kept_group_share": lambda r: of_updates(r, "num_groups_kept") / of_updates(r, "num_groups"),
+    "learn/updates_per_s": lambda r: len(r["updates"]) / wall_s(r["updates"]),
+    "learn/tokens_per_s": lambda r: sum(u.num_tokens * u.epochs for u in r["updates"]) / of_updates(r, "learn_s"),
+    "learn/padding_share": lambda r: of_updates(r, "num_padding_tokens")
+    / (of_updates(r, "num_padding_tokens") + of_updates(r, "num_tokens")),
+    "evaluation/success_rate": lambda r: measured(r, "success_rate", "evaluation"),
+    "evaluation/success_rate_greedy": lambda r: measured(r, "success_rate", "evaluation_greedy"),
+    "evaluation/reward_mean": lambda r: measured(r, "reward_mean", "evaluation"),
+    "evaluation/reward_mean_greedy": lambda r: measured(r, "reward_mean", "evaluation_greedy"),
+    "evaluation/steps_mean": lambda r: measured(r, "steps_mean", "evaluation"),
+    "evaluation/failed_share": lambda r: sum(e.num_failed for e in r["evaluations"])
+    / sum(e.num_failed + e.num_tasks for e in r["evaluations"]),
+    "evaluation/success_gap": lambda r: gap(r, "success"),
+    "evaluation/reward_gap": lambda r: gap(r, "reward"),
+    **{
+        f"system/{name}": lambda r, name=name: mean(of_gauge(r, name))  # type: ignore[misc]
+        for name in (
+            "processor_idle_share", "num_threads", "gpu_utilisation", "engine_queue_depth", "experience_backlog",
+        )
+    },
+    "system/memory_rss_bytes": lambda r: max(of_gauge(r, "memory_rss_bytes")),
+    "system/gpu_memory_bytes": lambda r: max(of_gauge(r, "gpu_memory_bytes")),
+    "system/publish_s": lambda r: mean([u.publish_s for u in r["updates"]]),
+    "system/update_s": lambda r: update_s(r) / len(r["updates"]),
+    "system/learner_idle_share": lambda r: 1 - of_updates(r, "learn_s") / update_s(r),
+    "system/generate_share": lambda r: of_updates(r, "generate_s") / update_s(r),
+    "system/environment_share": lambda r: of_updates(r, "environment_s") / update_s(r),
+    "system/store_share": lambda r: of_updates(r, "store_s") / update_s(r),
+    "system/learn_share": lambda r: of_updates(r, "learn_s") / update_s(r),
+}  # fmt: skip
+NULL_HERE = {"learn/explained_variance"}
+
+
+@pytest.mark.parametrize("found", METRICS.values(), ids=lambda found: found.name)
+def test_value_is_the_plain_recomputation(
+    found: Metric, rows: Rows, database: duckdb.DuckDBPyConnection
+) -> None:
+    ((value,),) = database.execute(sql(found)).fetchall()
+    if found.name in NULL_HERE:
+        assert value is None
+        return
+    expected = PLAIN[found.name](rows)
+    assert value == pytest.approx(expected, rel=1e-6)
+    assert math.isfinite(value)
+
+
+@pytest.mark.parametrize("found", METRICS.values(), ids=lambda found: found.name)
+def test_every_cut_partitions_and_agrees_with_where(
+    found: Metric, database: duckdb.DuckDBPyConnection
+) -> None:
+    for cut in found.cuts:
+        for key, value in database.execute(sql(found, by=[cut])).fetchall():
+            where = f"{cut} = '{key}'" if isinstance(key, str) else f"{cut} = {key}"
+            ((alone,),) = database.execute(sql(found, where=where)).fetchall()
+            assert value == alone or value == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("found", METRICS.values(), ids=lambda found: found.name)
+def test_every_metric_is_cut_by_policy_and_environment_version_and_documented(found: Metric) -> None:
+    assert {"policy_version", "env_version"} <= set(found.cuts)
+    assert found.table in TABLES
+    assert all((found.unit, found.meaning, found.healthy, found.remedy))
+
+
+def test_two_cuts_at_once(rows: Rows, database: duckdb.DuckDBPyConnection) -> None:
+    cut = database.execute(sql(metric("rollout/reward_mean"), by=["env_version", "actor_id"])).fetchall()
+    found = training(rows["trajectories"])
+    for env_version, actor_id, value in cut:
+        chosen = [t.reward for t in found if (t.env_version, t.actor_id) == (env_version, actor_id)]
+        assert value == pytest.approx(mean(chosen))
+    assert len(cut) == len({(t.env_version, t.actor_id) for t in found})
+    assert cut == sorted(cut)
+
+
+def test_a_metric_over_nothing_is_null_not_zero(database: duckdb.DuckDBPyConnection) -> None:
+    for name in ("rollout/success_rate", "learn/loss", "evaluation/success_gap", "system/memory_rss_bytes"):
+        ((value,),) = database.execute(sql(metric(name), where="policy_version = 99")).fetchall()
+        assert value is None
+
+
+def test_where_cannot_widen_the_mask(database: duckdb.DuckDBPyConnection) -> None:
+    found = metric("rollout/steps_mean")
+    ((narrow,),) = database.execute(sql(found)).fetchall()
+    ((same,),) = database.execute(sql(found, where="false OR true")).fetchall()
+    assert narrow == same
+
+
+def test_refusals_name_what_would_work() -> None:
+    with pytest.raises(UsageError, match="nearest: learn/clip_fraction"):
+        metric("clip_fracton")
+    with pytest.raises(UsageError, match=r"cannot be cut by 'actor_id'.*policy_version"):
+        sql(metric("learn/loss"), by=["actor_id"])
+    with pytest.raises(UsageError, match="cannot be cut by 'purpose'"):
+        sql(metric("evaluation/success_gap"), by=["purpose"])
+    assert set(metric("rollout/steps_mean").cuts) == set(CUTS) - {"update"}
+    assert "temperature" in metric("rollout/sampled_steps").cuts

@@ -1,0 +1,196 @@
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from hotpot.errors import UsageError
+from hotpot.observability.changes import Difference, against, manifest_differences
+from hotpot.observability.lineage import trajectory_lineage, version_uses
+from hotpot.testing.records import make_row, make_trajectory
+from hotpot.types import ConsumptionRow, LearnedTokensRow, Purpose, Trajectory, UpdateRow, VersionRow
+
+
+def with_env(made: Trajectory, version: str) -> Trajectory:
+    return dataclasses.replace(
+        made,
+        row=dataclasses.replace(made.row, env_version=version),
+        steps=tuple(dataclasses.replace(step, env_version=version) for step in made.steps),
+    )
+
+
+def tables(made: list[Trajectory], **more: Any) -> dict[str, Any]:
+    return {"trajectories": [t.row for t in made], "steps": [s for t in made for s in t.steps], **more}
+
+
+def test_versions_with_their_updates_and_rewards_before_and_after(reader_over) -> None:
+    made = [
+        with_env(
+            make_trajectory(issue=issue, reward=float(issue >= 4), policy_version=1 + issue // 2),
+            "e@1+a" if issue < 4 else "e@2+b",
+        )
+        for issue in range(6)
+    ]
+    held_out = make_trajectory(issue=9, purpose=Purpose.EVALUATION, policy_version=4)
+    used = [
+        make_row(ConsumptionRow, trajectory_id=t.row.trajectory_id, update=1 + number // 2)
+        for number, t in enumerate(made)
+    ]
+    uses = version_uses(reader_over(tables([*made, with_env(held_out, "e@2+b")], consumptions=used)))
+    env = [use for use in uses if use.kind == "env"]
+    assert [(u.version, u.num_trajectories, u.num_steps, u.first_update, u.last_update) for u in env] == [
+        ("e@1+a", 4, 8, 1, 2), ("e@2+b", 3, 6, 3, 3),
+    ]  # fmt: skip
+    assert [(u.reward_before, u.reward_mean) for u in env] == [(None, 0.0), (0.0, 1.0)]
+    policy = [use for use in uses if use.kind == "policy"]
+    assert [(u.version, u.first_update) for u in policy] == [("1", 1), ("2", 2), ("3", 3), ("4", None)]
+    assert policy[3].reward_mean is None
+    assert {use.kind for use in uses} == {"env", "reward", "prompt", "policy", "schema"}
+
+
+def test_the_chain_of_one_trajectory(reader_over) -> None:
+    made = make_trajectory(policy_version=2)
+    last = made.steps[1]
+    half = len(last.sampled_tokens) // 2
+    swapped = dataclasses.replace(
+        last, span_policy_version=(2, 3), span_policy_length=(half, len(last.sampled_tokens) - half)
+    )
+    made = dataclasses.replace(made, steps=(made.steps[0], swapped))
+    reader = reader_over(
+        tables(
+            [made],
+            updates=[
+                make_row(UpdateRow, update=1, policy_version=1, new_policy_version=2),
+                make_row(UpdateRow, update=2, policy_version=2, new_policy_version=3),
+            ],
+            consumptions=[
+                make_row(ConsumptionRow, trajectory_id="0.0.0", update=2, epochs=3, source="fresh")
+            ],
+            learned_tokens=[
+                make_row(LearnedTokensRow, trajectory_id="0.0.0", update=2, loss_mask=made_mask())
+            ],
+        )
+    )
+    found = trajectory_lineage(reader, "0.0.0")
+    assert [(p.policy_version, p.made_by_update) for p in found.policies] == [(2, 1), (3, 2)]
+    assert found.policies[0].checksum == made.steps[0].policy_checksum
+    assert found.policies[1].num_tokens == len(last.sampled_tokens) - half
+    (used,) = found.consumptions
+    assert (used.update, used.epochs, used.new_policy_version, used.num_loss_tokens) == (2, 3, 3, 2)
+    with pytest.raises(UsageError, match=r"nearest: 0\.0\.0"):
+        trajectory_lineage(reader, "0.0.9")
+
+
+def made_mask() -> Any:
+    import numpy as np
+
+    return np.asarray([0, 1, 1, 0], dtype=np.int32)
+
+
+def version(kind: str, fingerprint: str, **parts: Any) -> VersionRow:
+    manifest = {
+        "name": kind, "declared": "1", "files": {}, "params": {}, "runs_on": {}, "perturbation": "none", "unverifiable": [],
+    }  # fmt: skip
+    sources = parts.pop("sources", {})
+    manifest |= parts
+    manifest["files"] = {name: f"{hash(text):x}" for name, text in sources.items()} | manifest["files"]
+    return make_row(
+        VersionRow, kind=kind, version=f"{kind}@1+{fingerprint}", manifest=json.dumps(manifest), sources=json.dumps(sources)
+    )  # fmt: skip
+
+
+TOOL = "\n".join(f"line {number}" for number in range(1, 61))
+
+
+def differences(reader_over, old: list[VersionRow], new: list[VersionRow]) -> list[str]:
+    readers = [reader_over({"versions": found}) for found in (old, new)]
+    return [str(found) for found in against(*readers, old_manifest={}, new_manifest={})]
+
+
+def test_one_changed_line_is_named_with_its_file_and_number(reader_over) -> None:
+    old = version("env", "a", sources={"order_desk/tools.py": TOOL, "order_desk/items.csv": "a,1\nb,2\n"})
+    changed = TOOL.replace("line 41", "line forty-one")
+    new = version("env", "b", sources={"order_desk/tools.py": changed, "order_desk/items.csv": "a,1\nb,3\n"})
+    assert differences(reader_over, [old], [new]) == [
+        "env: order_desk/items.csv line 2: - b,2 + b,3",
+        "env: order_desk/tools.py line 41: - line 41 + line forty-one",
+    ]
+
+
+def test_every_hunk_is_its_own_difference_and_pure_additions_count(reader_over) -> None:
+    old = version("reward", "a", sources={"r.py": TOOL})
+    text = TOOL.replace("line 3\n", "").replace("line 50\n", "line 50\nmore\n")
+    assert differences(reader_over, [old], [version("reward", "b", sources={"r.py": text})]) == [
+        "reward: r.py line 3: - line 3 + (nothing)",
+        "reward: r.py line 51: - (nothing) + more",
+    ]
+
+
+def test_prompt_parameters_packages_and_binary_files(reader_over) -> None:
+    old = [
+        version(
+            "prompt",
+            "a",
+            sources={"system_prompt": "You are a clerk."},
+            files={"tokenizer/tokenizer.json": "1" * 64},
+        ),
+        version("env", "a", params={"noise": 0.1}, runs_on={"sqlite3": "3.1"}),
+    ]
+    new = [
+        version("prompt", "b", sources={"system_prompt": "You are a careful clerk."}, files={"tokenizer/tokenizer.json": "2" * 64}),
+        version("env", "b", params={"noise": 0.2}, runs_on={"sqlite3": "3.2"}),
+    ]  # fmt: skip
+    assert differences(reader_over, old, new) == [
+        "env: param noise: - 0.1 + 0.2",
+        "env: package sqlite3: - 3.1 + 3.2",
+        "prompt: system_prompt line 1: - You are a clerk. + You are a careful clerk.",
+        "prompt: file tokenizer/tokenizer.json: - sha256 111111111111 + sha256 222222222222",
+    ]
+
+
+def test_equal_runs_differ_in_nothing(reader_over) -> None:
+    rows = [version("env", "a", sources={"t.py": TOOL}), version("prompt", "a")]
+    assert differences(reader_over, rows, rows) == []
+
+
+def test_other_starting_weights_are_named(reader_over) -> None:
+    old = make_trajectory(policy_version=1)
+    new = dataclasses.replace(
+        old, steps=tuple(dataclasses.replace(step, policy_checksum="f" * 32) for step in old.steps)
+    )
+    (found,) = against(
+        reader_over(tables([old])), reader_over(tables([new])), old_manifest={}, new_manifest={}
+    )
+    assert (found.part, found.new) == ("policy", "f" * 32)
+
+
+def test_settings_packages_and_code_of_the_manifests() -> None:
+    old = {
+        "recipe": {"run": {"id": "a", "seed": 1}, "learner": {"learning_rate": 1e-4}},
+        "packages": {"torch": "2.13.0", "numpy": "2"},
+        "commit": "abc",
+        "diff_hash": "",
+        "num_threads": 1,
+        "run_id": "a",
+        "thread_variables": {"OMP_NUM_THREADS": "1"},
+    }
+    new = {
+        "recipe": {"run": {"id": "b", "seed": 1}, "learner": {"learning_rate": 2e-4}},
+        "packages": {"torch": "2.14.0", "numpy": "2", "rich": "15"},
+        "commit": "def",
+        "diff_hash": "",
+        "num_threads": 2,
+        "run_id": "b",
+        "thread_variables": {},
+    }
+    assert list(manifest_differences(old, new)) == [
+        Difference(part="recipe", where="learner.learning_rate", old="0.0001", new="0.0002"),
+        Difference(part="packages", where="rich", old="", new="15"),
+        Difference(part="packages", where="torch", old="2.13.0", new="2.14.0"),
+        Difference(part="code", where="commit", old="abc", new="def"),
+        Difference(part="machine", where="num_threads", old="1", new="2"),
+        Difference(part="machine", where="thread_variables", old="", new="{}"),
+        Difference(part="machine", where="thread_variables.OMP_NUM_THREADS", old="1", new=""),
+    ]
+    as_text = {**old, "recipe": json.dumps(old["recipe"])}
+    assert list(manifest_differences(old, as_text)) == []
