@@ -28,6 +28,8 @@ def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
     def evaluate_run(run: Path, **more: Any) -> list[EvaluationRow]:
         seen.update(run=run, **more)
+        if "raise" in seen:
+            raise seen["raise"]
         return [make_row(EvaluationRow, label="manual", success_rate=0.5)]
 
     def warmstart(recipe: Any, out: Path, **more: Any) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def test_work_that_failed_is_a_message_and_code_1(hotpot, recipe_file: Path, cal
     assert result.stderr == "failed: no memory; lower engine.max_concurrency\n"
 
 
-def test_eval_takes_runs_and_model_folders(
+def test_eval_takes_a_run_and_a_checkpoint(
     hotpot, runs: Path, tmp_path: Path, called: dict[str, Any]
 ) -> None:
     (row,) = json_of(
@@ -83,9 +85,9 @@ def test_eval_takes_runs_and_model_folders(
     assert {key: called[key] for key in ("run", "checkpoint", "num_tasks", "greedy")} == {
         "run": runs / "old", "checkpoint": "first", "num_tasks": 5, "greedy": False,
     }  # fmt: skip
-    model = write_model_folder(tmp_path / "m")
-    assert "manual" in hotpot("eval", model).stdout
-    assert called["run"] == model
+    called["raise"] = StopRequested("stopped by signal 2")
+    assert hotpot("eval", "old", "--runs", runs).exit_code == 130
+    assert hotpot("eval", write_model_folder(tmp_path / "m"), "--runs", runs).exit_code == 2
     assert hotpot("eval", "nowhere", "--runs", runs).exit_code == 2
 
 

@@ -13,7 +13,8 @@ from hotpot.types import ConsumptionRow, MetricRow, UpdateRow
 
 
 def say(*words):
-    print(*words, flush=True)
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 def main(folder: Path, rounds: int) -> None:

@@ -111,8 +111,9 @@ def survive(folder, **kill):
     return acknowledged
 
 
-FAST = ["wal_written:5", "before_watermark:2"]
+FAST = ["wal_written:5", "before_ledger:4", "lake_after_trajectories:2"]
 SLOW = [
+    "wal_written:3",
     "before_ledger:7",
     "after_ledger:6",
     "lake_before_steps:2",
@@ -120,14 +121,22 @@ SLOW = [
     "lake_after_trajectories:1",
     "lake_after_attempts:3",
     "lake_before_segments:1",
+    "before_watermark:2",
     "after_watermark:2",
 ]
 
 
 @pytest.mark.parametrize("place", FAST)
-def test_killed_at_a_named_place(tmp_path, place):
-    acknowledged = survive(tmp_path / "run", crash_at=place)
+def test_killed_once_and_taken_over(tmp_path, place):
+    folder = tmp_path / "run"
+    acknowledged, code = work(folder, rounds=200, crash_at=place)
+    assert code == -9
     assert any(line[0] == "kept" for line in acknowledged)
+    check_run(folder, acknowledged, at_rest=False)
+    balanced(folder)
+    check_run(folder, acknowledged, at_rest=True)
+    (event,) = open_run(folder).table("events").to_pylist()
+    assert event["kind"] == "recovered"
 
 
 @pytest.mark.slow

@@ -1,13 +1,12 @@
 """``hotpot eval``: measure a policy on the hold-out tasks."""
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hotpot.cli.output import print_json, print_rows
-from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunsOption, find_run
+from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunArgument, RunsOption, find_run
 
 _SHOWN = (
     "label", "purpose", "split", "policy_version", "num_tasks", "num_failed", "success_rate", "success_low",
@@ -16,9 +15,7 @@ _SHOWN = (
 
 
 def evaluate(
-    target: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run (its folder, or its id under --runs) or model folder.")
-    ],
+    run: RunArgument,
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -35,10 +32,8 @@ def evaluate(
     runs: RunsOption = DEFAULT_RUNS,
     json_output: JsonOption = False,
 ) -> None:
-    """Measure a run's checkpoint, or a model folder, on hold-out tasks."""
-    model = Path(target)
-    is_model = (model / "config.json").is_file() and not (model / "manifest.json").is_file()
-    folder = model if is_model else find_run(target, runs)
+    """Measure a run's checkpoint on hold-out tasks and record it under the label manual."""
+    folder = find_run(run, runs)
     from hotpot import topology
 
     found = topology.evaluate_run(folder, checkpoint=checkpoint, num_tasks=tasks, greedy=greedy)

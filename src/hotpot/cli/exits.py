@@ -3,6 +3,7 @@
 An error raised on purpose is one message on standard error; anything else keeps its traceback.
 """
 
+import sys
 from typing import Any
 
 import typer
@@ -19,12 +20,21 @@ class HotpotGroup(TyperGroup):
     """A group of commands that turns Hotpot's own errors into a message and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; exit with 2 on wrong use, with 1 where the work failed."""
+        """Run the command; exit with 2 on wrong use, 1 where the work failed, 130 where it was stopped."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(WRONG_USE) from None
         except HotpotError as error:
+            if _asked_to_stop(error):
+                typer.echo(f"{error}; everything finished so far is stored", err=True)
+                raise typer.Exit(INTERRUPTED) from None
             typer.echo(f"failed: {error}", err=True)
             raise typer.Exit(FAILED) from None
+
+
+def _asked_to_stop(error: HotpotError) -> bool:
+    """Say whether the operator ended the work; only a loaded topology can have raised that, so none is imported."""
+    stopping = sys.modules.get("hotpot.topology.stopping")
+    return stopping is not None and isinstance(error, stopping.StopRequested)

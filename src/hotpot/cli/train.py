@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotpot.cli.exits import INTERRUPTED
 from hotpot.cli.output import make_console, print_json
 from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunsOption, find_run, read_manifest, read_summary
 from hotpot.errors import RecipeError
@@ -37,15 +36,10 @@ def train(
         print_plan(resolved, json_output)
         return
     from hotpot import topology
-    from hotpot.topology.stopping import StopRequested
 
-    try:
-        finished = topology.train(
-            resolved, resume=run, console=make_console(err=json_output), json_output=json_output
-        )
-    except StopRequested as stop:
-        typer.echo(f"{stop}; everything finished so far is stored", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+    finished = topology.train(
+        resolved, resume=run, console=make_console(err=json_output), json_output=json_output
+    )
     if json_output:
         print_json({"run": finished, **(read_summary(finished) or {})})
     else:

@@ -1,4 +1,4 @@
-"""The decoder's mathematics, laid out for generation: packed weights, a stream of tokens, a cache by slots.
+"""The decoder's mathematics, laid out for generation: packed weights, and one pass over a stream of tokens.
 
 Owns :class:`PackedWeights` (one buffer of weights in the layout below) and :func:`forward`. Equal to
 :class:`hotpot.models.Decoder` up to rounding; the tests hold it to that. Knows no requests and no sampling.
@@ -8,8 +8,8 @@ What differs from the plain decoder, and why:
 - Query, key and value projections are one matrix, gate and up projections another: fewer, larger products.
 - Inside a head the two halves of the rotary pairs are interleaved (queries and keys alike, so their products are the
   same): the rotation is then one complex multiplication.
-- Tokens of all requests form one stream without padding; only prefill attention pads.
-- A decode step attends by batched products over the slots' own range of the cache, without copying it.
+- Tokens of all requests form one stream without padding; only attention pads (:mod:`.embedded_attention`).
+- Of the last layer only keys and values are computed for every token: the rest only for those whose logits are wanted.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
-from hotpot.engine.embedded_cache import SlotCache
+from hotpot.engine.embedded_attention import StreamAttention
 from hotpot.models import DecoderConfig, Weights
 
 
@@ -115,94 +115,6 @@ class PackedWeights:
         return rows.view(heads, self.config.head_dim, -1)[:, order].reshape(rows.shape)
 
 
-class Attention:
-    """How the tokens of one forward pass see the cache. One object a pass; its masks serve every layer."""
-
-    def __init__(self, cache: SlotCache, flat: Tensor) -> None:
-        self._cache = cache
-        self._flat = flat
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write keys and values float ``[N, num_kv_heads, head_dim]`` of the stream, then return what the queries float
-        ``[N, num_heads, head_dim]`` attend to: float ``[N, num_heads * head_dim]``.
-        """
-        self._cache.write(layer, self._flat, k, v)
-        return self._attend(layer, q)
-
-    def _attend(self, layer: int, q: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-class DecodeAttention(Attention):
-    """One query a slot. ``slots`` int64 ``[N]`` ascending, ``positions`` int64 ``[N]`` of the new tokens."""
-
-    def __init__(self, cache: SlotCache, slots: Tensor, positions: Tensor) -> None:
-        super().__init__(cache, cache.flat_index(slots, positions))
-        count, first, last = len(slots), int(slots[0]), int(slots[-1]) + 1
-        self._length = min(-(-(int(positions.max()) + 1) // 16) * 16, cache.capacity)
-        # Slots that stand still inside the range are computed and thrown away while they are the minority.
-        self._contiguous = last - first == count
-        self._range = (first, last) if last - first <= 2 * count else None
-        self._slots = slots
-        if self._range and not self._contiguous:
-            self._inside = slots - first
-            spread = torch.zeros(last - first, dtype=torch.int64)
-            spread[self._inside] = positions
-            positions = spread
-        heads = cache.num_kv_heads
-        visible = torch.arange(self._length) <= positions.repeat_interleave(heads)[:, None]
-        self._mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))[:, None]
-
-    def _attend(self, layer: int, q: Tensor) -> Tensor:
-        cache, (_, heads, dim) = self._cache, q.shape
-        kv_heads = cache.num_kv_heads
-        if self._range is None:
-            keys, values = cache.gather(layer, self._slots, self._length)
-        else:
-            keys, values = cache.view(layer, *self._range, self._length)
-            if not self._contiguous:
-                wide = q.new_zeros(self._range[1] - self._range[0], heads, dim)
-                q = wide.index_copy_(0, self._inside, q)
-        q = q.reshape(len(keys), heads // kv_heads, dim)
-        scores = torch.baddbmm(self._mask, q, keys.transpose(1, 2), alpha=dim**-0.5)
-        out = torch.bmm(torch.softmax(scores, -1), values).view(-1, heads * dim)
-        if self._range is not None and not self._contiguous:
-            out = out.index_select(0, self._inside)
-        return out
-
-
-class PrefillAttention(Attention):
-    """Many queries a slot. The stream holds ``lengths[i]`` tokens of ``slots[i]`` from position ``starts[i]`` on."""
-
-    def __init__(
-        self, cache: SlotCache, slots: Tensor, starts: Tensor, lengths: Tensor, positions: Tensor
-    ) -> None:
-        owner = torch.arange(len(slots)).repeat_interleave(lengths)
-        super().__init__(cache, cache.flat_index(slots[owner], positions))
-        self._slots = slots
-        self._rows, self._width = len(slots), int(lengths.max())
-        self._length = int((starts + lengths).max())
-        self._padded = owner * self._width + (positions - starts[owner])
-        queries = starts[:, None] + torch.arange(self._width)
-        visible = torch.arange(self._length) <= queries[:, :, None]
-        self._mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))[:, None]
-
-    def _attend(self, layer: int, q: Tensor) -> Tensor:
-        cache, (_, heads, dim) = self._cache, q.shape
-        keys, values = cache.gather(layer, self._slots, self._length)
-        shape = (self._rows, cache.num_kv_heads, self._length, dim)
-        padded = q.new_zeros(self._rows * self._width, heads, dim).index_copy_(0, self._padded, q)
-        out = F.scaled_dot_product_attention(
-            padded.view(self._rows, self._width, heads, dim).transpose(1, 2),
-            keys.view(shape),
-            values.view(shape),
-            attn_mask=self._mask,
-            enable_gqa=heads != cache.num_kv_heads,
-        )
-        out = out.transpose(1, 2).reshape(self._rows * self._width, heads * dim)
-        return out.index_select(0, self._padded)
-
-
 def rotary_table(config: DecoderConfig, length: int) -> Tensor:
     """Return e^(i * position * frequency): complex64 ``[length, 1, head_dim / 2]`` (arXiv:2104.09864)."""
     frequency = config.rope_theta ** (
@@ -213,35 +125,28 @@ def rotary_table(config: DecoderConfig, length: int) -> Tensor:
 
 
 def forward(
-    weights: PackedWeights,
-    table: Tensor,
-    tokens: Tensor,
-    positions: Tensor,
-    attention: Attention,
-    wanted: Tensor | None = None,
+    weights: PackedWeights, table: Tensor, tokens: Tensor, positions: Tensor, attention: StreamAttention
 ) -> Tensor:
-    """Return logits float32 ``[M, vocab_size]`` of the stream's tokens ``wanted`` int64 ``[M]`` (by default all).
+    """Return logits float32 ``[M, vocab_size]`` of the stream's tokens that ``attention`` wants.
 
     ``tokens``, ``positions`` int64 ``[N]``; ``table`` from :func:`rotary_table`.
     """
     config = weights.config
-    heads, kv, dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
-    size = (config.hidden_size,)
+    size, eps = (config.hidden_size,), config.rms_norm_eps
     rotary = table[positions]
     x = F.embedding(tokens, weights.embedding)
     for index, layer in enumerate(weights.layers):
-        qkv = F.linear(F.rms_norm(x, size, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
-        qkv = qkv.view(-1, heads + 2 * kv, dim)
-        qk = qkv[:, : heads + kv]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = F.rms_norm(qk[:, :heads], (dim,), layer.q_norm, eps)
-            k = F.rms_norm(qk[:, heads:], (dim,), layer.k_norm, eps)
-            qk = torch.cat([q, k], dim=1)
-        turned = torch.view_as_complex(qk.reshape(-1, heads + kv, dim // 2, 2)) * rotary
-        qk = torch.view_as_real(turned).flatten(-2)
-        x = x + F.linear(attention(index, qk[:, :heads], qk[:, heads:], qkv[:, heads + kv :]), layer.o)
+        normed = F.rms_norm(x, size, layer.input_norm, eps)
+        if index < config.num_layers - 1:
+            q, k, v = _project(config, layer, normed, rotary)
+            attended = attention(index, q, k, v)
+        else:
+            k, v = _project_keys(config, layer, normed, rotary)
+            if attention.wanted is not None:
+                x, normed = x[attention.wanted], normed[attention.wanted]
+                rotary = rotary[attention.wanted]
+            attended = attention.finish(index, _project_queries(config, layer, normed, rotary), k, v)
+        x = x + F.linear(attended, layer.o)
         gate, up = F.linear(F.rms_norm(x, size, layer.post_norm, eps), layer.gate_up).chunk(2, dim=-1)
         x = x + F.linear(F.silu(gate) * up, layer.down)
-    if wanted is not None:
-        x = x.index_select(0, wanted)
     return F.linear(F.rms_norm(x, size, weights.norm, eps), weights.head)

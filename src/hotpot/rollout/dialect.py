@@ -227,7 +227,8 @@ class Dialect:
     def _find_end_token(self) -> int:
         user, answer = (Shape(role=role, body=(None,)) for role in (Role.USER, Role.ASSISTANT))
         rendered = self.template.render((user, answer), (), generation_prompt=False)
-        _, found, tail = rendered.text.rpartition(rendered.contents[1])
+        slots, tail = SLOTS.findall(rendered.text), SLOTS.split(rendered.text)[-1]
+        found = bool(slots) and rendered.slot(slots[-1])[0].message == 1
         special = set(self.tokenizer.special_ids.values())
         ends = [index for index in self.tokenizer.encode_template(tail).tolist() if index in special]
         if not found or not ends:

@@ -1,0 +1,101 @@
+import dataclasses
+import os
+import subprocess
+
+import pytest
+
+from hotpot.errors import RunFolderError
+from hotpot.experience.manifest import collect_manifest, read_manifest, write_manifest
+from hotpot.experience.owner import OwnerLock
+
+
+def collect():
+    return collect_manifest(run_id="run", recipe='{"a":1}', seed=3, num_threads=2)
+
+
+def git(folder, *arguments):
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *settings, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_it_comes_back_as_written(tmp_path):
+    manifest = collect()
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    assert os.listdir(tmp_path) == ["manifest.json"]
+    assert manifest.packages["numpy"]
+    assert manifest.num_cpus >= 1
+    assert manifest.memory_bytes > 0
+
+
+def test_the_code_is_told_by_commit_and_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert (collect().commit, collect().diff_hash) == (None, None)
+    git(tmp_path, "init")
+    assert (collect().commit, collect().diff_hash) == (None, "")
+    (tmp_path / "a.py").write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "one")
+    clean = collect()
+    assert len(clean.commit) == 40
+    assert clean.diff_hash == ""
+    (tmp_path / "a.py").write_text("2")
+    changed = collect().diff_hash
+    (tmp_path / "new.py").write_text("3")
+    added = collect().diff_hash
+    (tmp_path / "new.py").write_text("4")
+    assert len({"", changed, added, collect().diff_hash}) == 4
+    assert collect().commit == clean.commit
+
+
+def test_no_git_is_no_error(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert collect().commit is None
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    with pytest.raises(RunFolderError, match="no run folder"):
+        read_manifest(tmp_path)
+    for text in ("", "{", "[]", "{}", '{"run_id": 1}'):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(RunFolderError, match="can't read"):
+            read_manifest(tmp_path)
+    with pytest.raises(RunFolderError, match="can't write"):
+        write_manifest(tmp_path / "missing", collect())
+
+
+def test_a_manifest_of_a_later_release_with_more_in_it_is_read(tmp_path):
+    import json
+
+    values = {**dataclasses.asdict(collect()), "weather": "fine"}
+    (tmp_path / "manifest.json").write_text(json.dumps(values))
+    assert read_manifest(tmp_path).seed == 3
+
+
+def test_the_lock_is_let_go_and_does_not_live_on_in_children(tmp_path):
+    lock = OwnerLock(tmp_path)
+    with pytest.raises(RunFolderError, match="one writer"):
+        OwnerLock(tmp_path)
+    sleeper = subprocess.Popen(["sleep", "30"], close_fds=False)
+    lock.release()
+    lock.release()
+    again = OwnerLock(tmp_path)
+    again.release()
+    sleeper.kill()
+    sleeper.wait()
+
+
+def test_a_forked_child_does_not_hold_the_lock(tmp_path):
+    lock = OwnerLock(tmp_path)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read, 1)  # lives until the parent is done
+        os._exit(0)
+    lock.release()
+    OwnerLock(tmp_path).release()
+    os.write(write, b"x")
+    os.waitpid(child, 0)
+    os.close(read)
+    os.close(write)

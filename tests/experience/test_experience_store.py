@@ -1,0 +1,458 @@
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from hotpot.config import StoreSection
+from hotpot.errors import CorruptRecordError, LedgerError, RecipeError, RunFolderError, StoreError
+from hotpot.experience import ExperienceStore, open_run, read_manifest
+from hotpot.experience import lake as lake_module
+from hotpot.experience.archive import PERSISTENT_FAILURES
+from hotpot.experience.ledger import Ledger
+from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
+from hotpot.types import (
+    ConsumptionRow,
+    EventRow,
+    GroupRow,
+    LearnedTokensRow,
+    MetricRow,
+    QuarantineRow,
+    StepRow,
+    UpdateRow,
+    VersionRow,
+)
+
+
+def open_store(folder, **keywords):
+    settings = keywords.pop("settings", {})
+    return ExperienceStore.open(
+        folder, run_id="run", settings=StoreSection(**settings), vocabulary_size=64, **keywords
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "runs" / "run"
+
+
+@pytest.fixture
+def store(folder):
+    store = open_store(folder)
+    yield store
+    store.close()
+
+
+def append(store, trajectories):
+    store.ledger.lease(make_leases(trajectories))
+    return store.append(trajectories)
+
+
+def count(folder, table, where="true"):
+    return open_run(folder).sql(f"SELECT count(*) AS n FROM {table} WHERE {where}").to_pylist()[0]["n"]
+
+
+def test_appended_is_seen_at_once_and_at_rest(store, folder):
+    group = make_group(size=4, num_steps=3)
+    report = append(store, group)
+    assert report.accepted == ("0.0.0", "0.1.0", "0.2.0", "0.3.0")
+    assert report.quarantined == ()
+    assert (count(folder, "trajectories"), count(folder, "steps")) == (4, 12)
+    assert store.ledger.counts().finished == 4
+    store.close()
+    assert (count(folder, "trajectories"), count(folder, "steps")) == (4, 12)
+    assert list((folder / "wal").iterdir()) == []
+    table = DeltaTable(str(folder / "lake" / "steps"))
+    fields = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
+    assert fields["prompt_tokens"]["metadata"]["unit"] == "token ids"
+    assert all(field["metadata"]["meaning"] for field in fields.values())
+    assert table.metadata().configuration["delta.checkpointInterval"] == "10"
+
+
+def test_refused_records_go_to_quarantine_and_their_attempts_are_dropped(store, folder):
+    good, bad = make_trajectory(), make_trajectory(sample=1)
+    bad = dataclasses.replace(bad, row=dataclasses.replace(bad.row, num_steps=7, actor_id="actor-0"))
+    report = append(store, [good, bad])
+    assert report.accepted == ("0.0.0",)
+    assert report.quarantined == (("0.1.0", "sums"),)
+    (row,) = open_run(folder).table("quarantine").to_pylist()
+    assert (row["record_id"], row["reason"], row["producer"]) == ("0.1.0", "sums", "actor-0")
+    assert len(json.loads(row["payload"])["steps"]) == 2
+    (attempt,) = open_run(folder).sql("SELECT * FROM attempts WHERE attempt_id = '0.1.0'").to_pylist()
+    assert (attempt["state"], attempt["reason"]) == ("dropped", "quarantined:sums")
+    assert count(folder, "trajectories") == 1
+
+
+def test_a_record_too_broken_to_name_its_attempt_is_kept_too(store, folder):
+    report = store.append([None, dataclasses.replace(make_trajectory(), row=None)])
+    assert [reason for _, reason in report.quarantined] == ["wrong_type", "wrong_type"]
+    assert count(folder, "quarantine") == 2
+
+
+def test_only_leased_attempts_are_taken_and_then_nothing_of_the_call_is_kept(store, folder):
+    group = make_group(size=2)
+    store.ledger.lease(make_leases(group[:1]))
+    with pytest.raises(LedgerError, match=r"0\.1\.0.*never leased"):
+        store.append(group)
+    assert count(folder, "trajectories") == 0
+    assert store.ledger.counts().leased == 1
+    store.append(group[:1])
+    with pytest.raises(LedgerError, match="finished already"):
+        store.append(group[:1])
+    assert count(folder, "trajectories") == 1
+
+
+def test_an_update_is_one_atomic_record(store, folder):
+    group = make_group(size=4)
+    ids = append(store, group).accepted
+    used = [make_row(ConsumptionRow, trajectory_id=i, update=1) for i in ids]
+    store.record_update(
+        make_row(UpdateRow, update=1, num_trajectories=4),
+        [make_row(GroupRow, group_id="g0", update=1)],
+        [make_row(LearnedTokensRow, update=1, trajectory_id=i) for i in ids],
+        used,
+        [make_row(MetricRow, name="memory")],
+    )
+    for table, rows in (
+        ("updates", 1),
+        ("groups", 1),
+        ("learned_tokens", 4),
+        ("consumptions", 4),
+        ("metrics", 1),
+    ):
+        assert count(folder, table) == rows
+    with pytest.raises(LedgerError, match="recorded before"):
+        store.record_update(make_row(UpdateRow, update=1), [], [], [])
+    with pytest.raises(LedgerError, match="once"):
+        store.record_update(
+            make_row(UpdateRow, update=2), [], [], [dataclasses.replace(row, update=2) for row in used] * 2
+        )
+    assert count(folder, "updates") == 1
+
+
+def test_record_takes_what_has_no_call_of_its_own(store, folder):
+    store.record(
+        [make_row(EventRow), make_row(VersionRow), make_row(MetricRow, value=1.5), make_row(QuarantineRow)]
+    )
+    store.record([])
+    for table in ("events", "versions", "metrics", "quarantine"):
+        assert count(folder, table) == 1
+    for row, words in (
+        (make_row(StepRow), "append"),
+        (make_row(ConsumptionRow), "record_update"),
+        (make_row(MetricRow, value="high"), r"metrics\.value"),
+        (make_row(MetricRow, run_id="other"), "other"),
+        (make_row(MetricRow, schema_version=9), "9"),
+        (object(), "not a row"),
+    ):
+        with pytest.raises(StoreError, match=words):
+            store.record([row])
+
+
+def test_secrets_do_not_reach_the_log(store, folder):
+    key = "sk-abcdefghij0123456789"
+    store.record(
+        [make_row(EventRow, detail=f'{{"header":"{key}"}}'), make_row(VersionRow, sources=f"key = '{key}'")]
+    )
+    bad = make_trajectory()
+    bad = dataclasses.replace(bad, row=dataclasses.replace(bad.row, task_content=f"tell me {key}"))
+    store.ledger.lease(make_leases([bad]))
+    report = store.append([bad])
+    assert report.redactions == 1
+    assert all(key.encode() not in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    store.close()
+    assert "[redacted:api_key]" in open_run(folder).table("quarantine", ["payload"]).to_pylist()[0]["payload"]
+
+
+def test_closing_ends_what_is_still_leased(store, folder):
+    store.ledger.lease(make_leases(make_group(size=3)))
+    store.ledger.fail("0.0.0", "broke")
+    states = "SELECT state, reason, count(*) AS n FROM attempts GROUP BY ALL ORDER BY ALL"
+    assert open_run(folder).sql(states).to_pylist() == [
+        {"state": "failed", "reason": "broke", "n": 1},
+        {"state": "leased", "reason": "", "n": 2},
+    ]
+    store.close()
+    store.close()
+    assert open_run(folder).sql(states).to_pylist() == [
+        {"state": "dropped", "reason": "run_ended", "n": 2},
+        {"state": "failed", "reason": "broke", "n": 1},
+    ]
+    with pytest.raises(StoreError, match="closed"):
+        store.record([make_row(EventRow)])
+
+
+def test_resuming_goes_on_where_the_run_was(folder):
+    with open_store(folder, recipe='{"name":"x"}', seed=7) as store:
+        append(store, make_group(issue=0))
+        store.ledger.advance("issue", 0)
+    with open_store(folder, resume=True) as store:
+        assert store.ledger.mark("issue") == 0
+        append(store, make_group(issue=1))
+    assert count(folder, "trajectories") == 16
+    assert count(folder, "events", "kind = 'recovered'") == 0
+    manifest = read_manifest(folder)
+    assert (manifest.run_id, manifest.seed, manifest.recipe) == ("run", 7, '{"name":"x"}')
+    assert "pyarrow" in manifest.packages
+
+
+def test_a_second_writer_is_refused_while_the_first_lives(store, folder):
+    with pytest.raises(RunFolderError, match=f"process {os.getpid()}"):
+        open_store(folder, resume=True)
+    append(store, make_group())
+    script = (
+        "import sys; from pathlib import Path; from hotpot.config import StoreSection\n"
+        "from hotpot.experience import ExperienceStore\nfrom hotpot.errors import RunFolderError\n"
+        "try:\n ExperienceStore.open(Path(sys.argv[1]), run_id='run', settings=StoreSection(), vocabulary_size=64, resume=True)\n"
+        "except RunFolderError as error:\n sys.exit(str(error))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "one writer" in done.stderr
+
+
+def test_a_superseded_writer_can_write_no_more(store, folder):
+    append(store, make_group(issue=0))
+    usurper = Ledger(folder / "control.sqlite", "run")
+    with pytest.raises(LedgerError, match="superseded"):
+        append(store, make_group(issue=1))
+    usurper.close(ended=False)
+    with pytest.raises(StoreError):
+        store.close()
+
+
+def test_folders_that_cannot_be_used(tmp_path, folder):
+    with pytest.raises(RunFolderError, match="does not exist"):
+        open_store(folder, resume=True)
+    assert not folder.exists()
+    with pytest.raises(RunFolderError, match="does not exist"):
+        open_run(folder)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunFolderError, match="file"):
+        open_store(tmp_path / "file" / "run")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="not empty"):
+        open_store(other)
+    with pytest.raises(RunFolderError, match="no run folder"):
+        open_store(other, resume=True)
+    with pytest.raises(RunFolderError, match="no run folder"):
+        open_run(other)
+    open_store(folder).close()
+    with pytest.raises(RunFolderError, match="choose another run id"):
+        open_store(folder)
+    with pytest.raises(RunFolderError, match="belongs to run 'run'"):
+        ExperienceStore.open(folder, run_id="else", settings=StoreSection(), vocabulary_size=64, resume=True)
+    with pytest.raises(RecipeError):
+        open_store(tmp_path / "new", settings={"redact_patterns": ("(",)})
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_without_write_permission(tmp_path, monkeypatch):
+    folder = tmp_path / "read_only"
+    folder.mkdir()
+    folder.chmod(0o555)
+    if os.geteuid() == 0:  # root may write anywhere; the question it is asked with is what is replaced
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(RunFolderError, match="can't be written"):
+        open_store(folder)
+    assert list(folder.iterdir()) == []
+    folder.chmod(0o755)
+
+
+def test_a_process_killed_before_its_manifest_leaves_a_usable_folder(folder):
+    folder.mkdir(parents=True)
+    (folder / "owner.lock").write_text("process 1")
+    (folder / "manifest.json.draft").write_text("{")
+    open_store(folder).close()
+
+
+def test_lost_log_segments_are_noticed(folder):
+    store = open_store(folder)
+    append(store, make_group())
+    (segment,) = (folder / "wal").iterdir()
+    saved = segment.read_bytes()
+    copy = folder.with_name("copy")
+    subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
+    store.close()
+    lost = copy / "wal" / segment.name
+    lost.unlink()
+    with pytest.raises(CorruptRecordError, match="neither in"):
+        open_store(copy, resume=True)
+    lost.write_bytes(saved[:-100])
+    with pytest.raises(CorruptRecordError, match="acknowledged"):
+        open_store(copy, resume=True)
+    lost.write_bytes(saved)
+    open_store(copy, resume=True).close()
+    assert count(copy, "trajectories") == 8
+
+
+def wait_until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"archive_every_batches": 2}, {"archive_every_bytes": 1000}, {"archive_every_s": 0.05}],
+    ids=["batches", "bytes", "seconds"],
+)
+def test_the_archive_goes_by_batches_bytes_and_seconds(folder, settings):
+    with open_store(folder, settings=settings) as store:
+        for issue in range(2):
+            append(store, make_group(issue=issue))
+        wait_until((folder / "lake" / "segments" / "_delta_log").exists)
+        assert count(folder, "trajectories") == 16
+    assert count(folder, "trajectories") == 16
+
+
+def test_acknowledged_by_the_lake(folder):
+    with open_store(folder, settings={"acknowledge": "lake"}) as store:
+        append(store, make_group())
+        with duckdb.connect(":memory:") as raw:
+            files = DeltaTable(str(folder / "lake" / "trajectories")).file_uris()
+            assert raw.sql(f"SELECT count(*) FROM read_parquet({files})").fetchall() == [(8,)]
+        assert not any(path.stat().st_size > 100 for path in (folder / "wal").iterdir())
+
+
+def test_a_passing_failure_of_the_lake_is_retried(folder, monkeypatch):
+    real, failures = lake_module.write_deltalake, []
+
+    def sometimes(*arguments, **keywords):
+        if len(failures) < 2:
+            failures.append(1)
+            raise OSError("storage is tired")
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(lake_module, "write_deltalake", sometimes)
+    with open_store(folder, settings={"archive_every_batches": 1}) as store:
+        append(store, make_group())
+        wait_until((folder / "lake" / "segments").exists)
+    assert len(failures) == 2
+    assert count(folder, "trajectories") == 8
+
+
+def test_a_lasting_failure_of_the_lake_is_told_and_loses_nothing(folder, monkeypatch):
+    monkeypatch.setattr("hotpot.experience.archive.FIRST_PAUSE_S", 0.001)
+    calls = []
+
+    def never(*_, **__):
+        calls.append(1)
+        raise OSError("storage is gone")
+
+    monkeypatch.setattr(lake_module, "write_deltalake", never)
+    store = open_store(folder, settings={"archive_every_batches": 1})
+    append(store, make_group(issue=0))
+    wait_until(lambda: len(calls) > PERSISTENT_FAILURES)
+    with pytest.raises(StoreError, match="storage is gone"):
+        append(store, make_group(issue=1))
+    assert count(folder, "trajectories") == 8
+    with pytest.raises(StoreError, match="storage is gone"):
+        store.close()
+    monkeypatch.undo()
+    open_store(folder, resume=True).close()
+    assert count(folder, "trajectories") == 8
+    assert count(folder, "attempts", "state = 'finished'") == 8
+    assert count(folder, "attempts", "reason = 'run_ended'") == 8
+
+
+def test_an_unforeseen_failure_of_the_archive_is_told_too(folder, monkeypatch):
+    def odd(*_, **__):
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr(lake_module, "write_deltalake", odd)
+    store = open_store(folder)
+    append(store, make_group())
+    with pytest.raises(StoreError, match="nobody thought"):
+        store.close()
+
+
+def test_a_full_disk_keeps_nothing_of_the_call_and_the_next_one_works(store, folder, monkeypatch):
+    group = make_group()
+    store.ledger.lease(make_leases(group))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hotpot.experience.wal.os.pwritev", full)
+    with pytest.raises(StoreError, match="No space"):
+        store.append(group)
+    monkeypatch.undo()
+    assert count(folder, "trajectories") == 0
+    assert len(store.append(group).accepted) == 8
+    assert count(folder, "trajectories") == 8
+
+
+def test_log_and_ledger_that_disagree_stop_the_store_until_recovered(folder, monkeypatch):
+    store = open_store(folder)
+    group = make_group()
+    store.ledger.lease(make_leases(group))
+
+    def broken(*_, **__):
+        raise StoreError("the ledger's disk is gone")
+
+    monkeypatch.setattr(Ledger, "apply", broken)
+    with pytest.raises(StoreError, match="disk is gone"):
+        store.append(group)
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="disagree"):
+        store.record([make_row(EventRow)])
+    with pytest.raises(StoreError, match="disagree"):
+        store.close()
+    with open_store(folder, resume=True) as store:
+        assert store.ledger.counts().finished == 8
+    assert count(folder, "trajectories") == 8
+
+
+def test_an_interrupt_never_falls_between_log_and_ledger(folder):
+    """Ctrl-C while frames are being written, many times: whatever is in the log is on the ledger, and the run goes on."""
+    import _thread
+
+    store = open_store(folder)
+    interrupted = 0
+    for issue in range(60):
+        group = make_group(issue=issue, size=2)
+        store.ledger.lease(make_leases(group))
+        timer = threading.Timer(0.0003 * (issue % 20), _thread.interrupt_main)
+        try:
+            timer.start()
+            store.append(group)
+            timer.join()
+            time.sleep(0.001)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            timer.join()
+    assert interrupted > 10
+    store.close()
+    finished = count(folder, "attempts", "state = 'finished'")
+    assert finished == count(folder, "trajectories")
+    assert count(folder, "attempts") == 120
+    assert count(folder, "attempts", "state = 'dropped'") == 120 - finished
+
+
+def test_watermark_hides_what_a_dead_writer_left_half_done(folder):
+    with open_store(folder) as store:
+        append(store, make_group(issue=0))
+    # A commit of a segment whose watermark never came, as a kill between two tables leaves it.
+    lake = lake_module.Lake(folder / "lake")
+    trajectory = make_trajectory(issue=9)
+    from hotpot.experience import to_table
+
+    assert lake.commit("trajectories", lake.watermark() + 1, to_table("trajectories", [trajectory.row]))
+    assert count(folder, "trajectories") == 8
+    assert not lake.commit("trajectories", lake.watermark() + 1, to_table("trajectories", [trajectory.row]))
+    assert isinstance(open_run(folder).table("trajectories"), pa.Table)
+    assert open_run(folder).table("trajectories").num_rows == 8
