@@ -54,9 +54,14 @@ def test_a_whole_span_keeps_what_is_inside(clock: Clock) -> None:
 
 def test_an_error_closes_the_span(clock: Clock) -> None:
     timeline = Timeline()
-    with pytest.raises(ValueError, match="inside"), timeline.span("a"):
-        clock.now += 1
-        raise ValueError("inside")
+
+    def work() -> None:
+        with timeline.span("a"):
+            clock.now += 1
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        work()
     clock.now += 2
     assert timeline.totals() == {"other": 2, "a": 1}
 

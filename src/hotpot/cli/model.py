@@ -30,9 +30,6 @@ def warmstart(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a model folder that exists.")
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the model folder if it exists.")
-    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Train a small policy from scratch on the environment's demonstrator."""
