@@ -11,6 +11,8 @@ tokens the model sampled, and on nothing else }.
 """
 
 import argparse
+import json
+import math
 import random
 import re
 import time
@@ -21,12 +23,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from hotpot.envs import BoundEnvironment, Environment, load_environment
+from hotpot.envs import BoundEnvironment, Demonstration, Environment, demonstrate, load_environment
 from hotpot.ids import canonical_json
 from hotpot.models import Decoder, DecoderConfig, KeyValueCache, PolicyTokenizer, train_tokenizer
 from hotpot.types import Action, Message, Observation, Role, Split, Task, ToolCall
 
-MAX_STEPS, MAX_STEP_TOKENS, MAX_CONTEXT = 8, 48, 512
+MAX_STEPS, MAX_STEP_TOKENS, MAX_CONTEXT, LEARNING_RATE = 8, 48, 512, 1.5e-4
+SHAPE = {
+    "hidden_size": 128, "intermediate_size": 384, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4,
+    "rope_theta": 1000.0, "max_context_tokens": MAX_CONTEXT, "initializer_range": 0.06,
+}  # fmt: skip
 ROLE_TOKEN = {Role.USER: "<|user|>", Role.TOOL: "<|tool|>"}
 
 
@@ -55,8 +61,6 @@ def write(tokenizer: PolicyTokenizer, action: Action) -> list[int]:
     """Return the tokens with which a demonstrator says ``action``."""
     if action.tool_call is None:
         return [*tokenizer.encode_text(action.answer or ""), tokenizer.end_id]
-    import json
-
     arguments = ", ".join(f"{key}={value}" for key, value in json.loads(action.tool_call.arguments).items())
     call = tokenizer.encode_text(f"{action.tool_call.name}({arguments})")
     return [tokenizer.special_ids["<|call|>"], *call, tokenizer.end_id]
@@ -95,9 +99,7 @@ class Episode:
 
 
 @torch.inference_mode()
-def sample_replies(
-    model: Decoder, episodes: list[Episode], end: int, temperature: float, generator: torch.Generator
-) -> None:
+def sample_replies(model: Decoder, episodes: list[Episode], end: int, generator: torch.Generator) -> None:
     """Let the model continue every episode until its end token: one padded prefill, then one token a pass."""
     lengths = torch.tensor([len(episode.tokens) for episode in episodes])
     width = int(lengths.max())
@@ -112,8 +114,8 @@ def sample_replies(
     last = hidden[torch.arange(len(episodes)), lengths - 1]
     running = torch.ones(len(episodes), dtype=torch.bool)
     for offset in range(MAX_STEP_TOKENS):
-        logprobs = torch.log_softmax(model.logits(last) / (temperature or 1.0), dim=-1)
-        drawn = torch.multinomial(logprobs.exp(), 1, generator=generator)[:, 0] if temperature else logprobs.argmax(-1)
+        logprobs = torch.log_softmax(model.logits(last), dim=-1)
+        drawn = torch.multinomial(logprobs.exp(), 1, generator=generator)[:, 0]
         chosen = logprobs.gather(1, drawn[:, None])[:, 0].tolist()
         for row in running.nonzero()[:, 0].tolist():
             episodes[row].reply.append(int(drawn[row]))
@@ -127,15 +129,9 @@ def sample_replies(
 
 
 def play(
-    model: Decoder,
-    tokenizer: PolicyTokenizer,
-    environment: BoundEnvironment,
-    tasks: Sequence[Task],
-    generator: torch.Generator,
-    *,
-    samples: int = 1,
-    temperature: float = 1.0,
-) -> list[Episode]:
+    model: Decoder, tokenizer: PolicyTokenizer, environment: BoundEnvironment, tasks: Sequence[Task],
+    generator: torch.Generator, samples: int = 1,
+) -> list[Episode]:  # fmt: skip
     """Run ``samples`` episodes of every task to their ends, all at once."""
     episodes: list[Episode] = []
     for group, task in enumerate(tasks):
@@ -144,7 +140,7 @@ def play(
             opening = render_opening(tokenizer, environment.system_prompt(), env.reset(task, 0))
             episodes.append(Episode(env, group, opening, [False] * len(opening), [0.0] * len(opening)))
     while running := [episode for episode in episodes if not episode.done]:
-        sample_replies(model, running, tokenizer.end_id, temperature, generator)
+        sample_replies(model, running, tokenizer.end_id, generator)
         for episode in running:
             reply, episode.reply = episode.reply, []
             episode.tokens += reply
@@ -213,108 +209,90 @@ def policy_loss(model: Decoder, samples: Sequence[Sample], *, clip: float = 0.2)
     return -gain[mask].mean()
 
 
-def learn(model: Decoder, optimizer: torch.optim.Optimizer, minibatches: Sequence[Sequence[Sample]]) -> list[float]:
+def learn(
+    model: Decoder, optimizer: torch.optim.Optimizer, minibatches: Sequence[Sequence[Sample]]
+) -> list[float]:
     """Take one optimiser step a minibatch; return the losses."""
-    losses = []
-    for samples in minibatches:
-        loss = policy_loss(model, samples)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return [descend(model, optimizer, policy_loss(model, samples)) for samples in minibatches]
 
 
-def warm_start(
-    environment: BoundEnvironment, *, seed: int, steps: int, batch: int = 16, learning_rate: float = 3e-3
-) -> tuple[Decoder, PolicyTokenizer]:
+def descend(model: Decoder, optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+    """Take one optimiser step down ``loss``, its gradient clipped to norm 1; return its value."""
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def warm_start(environment: BoundEnvironment, *, seed: int, steps: int) -> tuple[Decoder, PolicyTokenizer]:
     """Make a tokenizer and a small model that imitates the careless demonstrator."""
-    conversations = []
-    for index in range(steps * batch):
-        task = environment.task(Split.TRAIN, seed + 1_000_003, index)
-        demonstrator, env = environment.demonstrator(task, index), environment.make()
-        observation = env.reset(task, 0)
-        messages, exchange = observation.messages, []
-        while True:
-            action = demonstrator.act(messages)
-            result = env.step(action)
-            exchange.append((messages, action))
-            messages = result.messages
-            if result.done:
-                break
-        env.close()
-        conversations.append((observation, exchange))
-    system = environment.system_prompt()
-    corpus = [system]
-    for observation, exchange in conversations[:2000]:
-        corpus += [f"{tool.name}({tool.parameters})" for tool in observation.tools]
-        for messages, action in exchange:
-            corpus += [message.content for message in messages] + [action.answer or ""]
-            corpus += [action.tool_call.name] if action.tool_call else []
+    batch, peak, warmup = 16, 3e-3, max(1, steps // 10)
+    tasks = [environment.task(Split.TRAIN, seed + 1_000_003, index) for index in range(steps * batch)]
+    shown = [demonstrate(environment, task, index) for index, task in enumerate(tasks)]
+    corpus = [environment.system_prompt()]
+    for one in shown[:1000]:
+        replies = [exchange.result.messages for exchange in one.exchanges]
+        corpus += [
+            message.content for messages in (one.observation.messages, *replies) for message in messages
+        ]
+        calls = [exchange.action.tool_call for exchange in one.exchanges]
+        corpus += [text for call in calls if call for text in (call.name, call.arguments)]
     tokenizer = train_tokenizer(corpus)
-    model = Decoder(
-        DecoderConfig(
-            vocab_size=tokenizer.vocab_size, hidden_size=128, intermediate_size=384, num_layers=2, num_heads=4,
-            num_kv_heads=4, rope_theta=1000.0, max_context_tokens=MAX_CONTEXT, initializer_range=0.06,
-        )
-    )  # fmt: skip
+    model = Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size, **SHAPE))
     model.initialize(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
-    warmup = max(1, steps // 10)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.99), weight_decay=0.0)
     for step in range(steps):
-        rows = []
-        for observation, exchange in conversations[step * batch : (step + 1) * batch]:
-            tokens, sampled = render_opening(tokenizer, system, observation), []
-            sampled = [False] * len(tokens)
-            for turn, (messages, action) in enumerate(exchange):
-                given = render(tokenizer, messages) if turn else []
-                said = write(tokenizer, action)
-                tokens, sampled = [*tokens, *given, *said], [*sampled, *[False] * len(given), *[True] * len(said)]
-            rows.append(Sample(tokens, sampled, [0.0] * len(tokens), 1.0))
-        new, _, _, mask = token_logprobs(model, rows)
-        progress = max(0.0, (step - warmup) / max(1, steps - warmup))
-        scale = min(1.0, (step + 1) / warmup) * (0.1 + 0.45 * (1 + torch.cos(torch.tensor(progress * torch.pi)).item()))
-        optimizer.param_groups[0]["lr"] = learning_rate * scale
-        optimizer.zero_grad()
-        (-new[mask].mean()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        chosen = shown[step * batch : (step + 1) * batch]
+        new, _, _, mask = token_logprobs(model, [transcript(tokenizer, environment, one) for one in chosen])
+        fall = 0.1 + 0.45 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
+        optimizer.param_groups[0]["lr"] = peak * min((step + 1) / warmup, fall)
+        descend(model, optimizer, -new[mask].mean())
     return model, tokenizer
+
+
+def transcript(tokenizer: PolicyTokenizer, environment: BoundEnvironment, shown: Demonstration) -> Sample:
+    """Return a demonstration as tokens; what the demonstrator said counts as sampled."""
+    tokens = render_opening(tokenizer, environment.system_prompt(), shown.observation)
+    sampled = [False] * len(tokens)
+    for exchange in shown.exchanges:
+        said = write(tokenizer, exchange.action)
+        given = [] if exchange.result.done else render(tokenizer, exchange.result.messages)
+        tokens, sampled = [*tokens, *said, *given], [*sampled, *[True] * len(said), *[False] * len(given)]
+    return Sample(tokens, sampled, [0.0] * len(tokens), 1.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--warm-steps", type=int, default=400)
-    parser.add_argument("--learning-rate", type=float, default=1.5e-4)
-    parser.add_argument("--holdout-tasks", type=int, default=512)
     arguments = parser.parse_args()
     started, shuffle = time.perf_counter(), random.Random(arguments.seed)
     generator = torch.Generator().manual_seed(arguments.seed)
     environment = load_environment("order_desk", {})
-    model, tokenizer = warm_start(environment, seed=arguments.seed, steps=arguments.warm_steps)
-    holdout = [environment.task(Split.HOLDOUT, arguments.seed, i) for i in range(arguments.holdout_tasks)]
+    model, tokenizer = warm_start(environment, seed=arguments.seed, steps=400)
+    holdout = [environment.task(Split.HOLDOUT, arguments.seed, i) for i in range(512)]
 
     def success() -> float:
         episodes = play(model, tokenizer, environment, holdout, generator)
         return sum(episode.success for episode in episodes) / len(episodes)
 
     print(f"warm start: hold-out success {success():.3f} after {time.perf_counter() - started:.0f} s")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
     for update in range(1, arguments.updates + 1):
         tasks = [environment.task(Split.TRAIN, arguments.seed, update * 16 + i) for i in range(16)]
         episodes = play(model, tokenizer, environment, tasks, generator, samples=8)
         gains = advantages([e.reward for e in episodes], [e.group for e in episodes])
-        batch = [Sample(e.tokens, e.sampled, e.logprobs, a) for e, a in zip(episodes, gains, strict=True)]
-        batch = [s for s in batch if s.advantage != 0.0 or any(g != 0 for g in gains)]
-        batch = [s for s, e in zip(batch, episodes, strict=True) if any(
-            g for g, other in zip(gains, episodes, strict=True) if other.group == e.group)]  # fmt: skip
+        signal = {e.group for e, gain in zip(episodes, gains, strict=True) if gain != 0}
+        batch = [
+            Sample(e.tokens, e.sampled, e.logprobs, gain)
+            for e, gain in zip(episodes, gains, strict=True)
+            if e.group in signal  # a group with equal rewards says nothing
+        ]
         shuffle.shuffle(batch)
         losses = learn(model, optimizer, [batch[i::4] for i in range(4)]) if len(batch) >= 4 else []
         mean = sum(e.reward for e in episodes) / len(episodes)
-        print(f"update {update:3d}  reward {mean:.3f}  loss {sum(losses) / max(1, len(losses)):+.4f}", flush=True)
+        print(f"update {update:3d}  reward {mean:.3f}  first loss {(losses or [0])[0]:+.4f}", flush=True)
     print(f"after: hold-out success {success():.3f} in {time.perf_counter() - started:.0f} s")
 
 

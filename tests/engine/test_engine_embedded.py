@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hotpot.config.recipe import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
+from hotpot.engine.stream import plan_stream
 from hotpot.errors import EngineError
 from hotpot.models import Decoder, DecoderConfig, checksum
 from hotpot.types import (
@@ -384,12 +385,13 @@ def test_no_prefill_pass_is_larger_than_its_budget(monkeypatch: pytest.MonkeyPat
 
     sizes = []
 
-    class Watched(module.PrefillAttention):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            sizes.append(self._rows * self._width)
+    def watched(*arguments: Any) -> Any:
+        stream = plan_stream(*arguments)
+        if stream.piece_slots.size:
+            sizes.append(len(stream.piece_slots) * int(stream.piece_lengths.max()))
+        return stream
 
-    monkeypatch.setattr(module, "PrefillAttention", Watched)
+    monkeypatch.setattr(module, "plan_stream", watched)
     engine = make_engine(make_decoder(), prefill_tokens=64)
     run(engine, *(request(n, c) for n, c in enumerate(prompts(8, low=3, high=150))))
     assert max(sizes) <= 64

@@ -27,7 +27,7 @@ def ledger(tmp_path):
 
 
 def finish(ledger, *ids, offset=100):
-    ledger.apply(Position(segment=1, offset=offset), [ledger.ended(i, "finished") for i in ids])
+    ledger.apply(Position(segment=1, offset=offset), ledger.ended(dict.fromkeys(ids, ""), "finished"))
 
 
 def test_an_attempt_ends_once(ledger):
@@ -41,7 +41,7 @@ def test_an_attempt_ends_once(ledger):
         with pytest.raises(LedgerError, match=attempt_id):
             ledger.drop(attempt_id, "x")
         with pytest.raises(LedgerError, match=attempt_id):
-            ledger.ended(attempt_id, "finished")
+            ledger.ended({attempt_id: ""}, "finished")
     counts = ledger.counts()
     assert (counts.leased, counts.finished, counts.failed, counts.dropped, counts.total) == (0, 1, 1, 1, 3)
 
@@ -110,7 +110,7 @@ def test_a_superseded_owner_changes_nothing_any_more(tmp_path):
 
 def test_a_frame_applied_twice_changes_nothing(ledger):
     ledger.lease([lease("0.0.0")])
-    rows = [ledger.ended("0.0.0", "finished")]
+    rows = ledger.ended({"0.0.0": ""}, "finished")
     used = [make_row(ConsumptionRow, trajectory_id="0.0.0", update=1)]
     for _ in range(2):
         ledger.apply(Position(segment=1, offset=9), rows, used, 1)

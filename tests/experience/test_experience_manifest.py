@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import subprocess
 
@@ -22,7 +23,7 @@ def test_it_comes_back_as_written(tmp_path):
     manifest = collect()
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
-    assert os.listdir(tmp_path) == ["manifest.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
     assert manifest.packages["numpy"]
     assert manifest.num_cpus >= 1
     assert manifest.memory_bytes > 0
@@ -66,8 +67,6 @@ def test_what_cannot_be_read_is_said(tmp_path):
 
 
 def test_a_manifest_of_a_later_release_with_more_in_it_is_read(tmp_path):
-    import json
-
     values = {**dataclasses.asdict(collect()), "weather": "fine"}
     (tmp_path / "manifest.json").write_text(json.dumps(values))
     assert read_manifest(tmp_path).seed == 3

@@ -56,7 +56,7 @@ def test_only_asked_columns_come(reader):
     table = reader.table("steps", ["reward", "model_logprobs"])
     assert table.column_names == ["reward", "model_logprobs"]
     assert table.schema.field("model_logprobs").metadata[b"unit"] == b"nats"
-    with pytest.raises(UsageError, match="nonsense.*columns are run_id"):
+    with pytest.raises(UsageError, match=r"nonsense.*columns are run_id"):
         reader.table("steps", ["nonsense"])
     with pytest.raises(UsageError, match="tables are steps"):
         reader.table("nonsense")

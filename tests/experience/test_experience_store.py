@@ -456,3 +456,31 @@ def test_watermark_hides_what_a_dead_writer_left_half_done(folder):
     assert not lake.commit("trajectories", lake.watermark() + 1, to_table("trajectories", [trajectory.row]))
     assert isinstance(open_run(folder).table("trajectories"), pa.Table)
     assert open_run(folder).table("trajectories").num_rows == 8
+
+
+def test_a_run_killed_with_nothing_in_its_log_resumes(folder):
+    store = open_store(folder)
+    copy = folder.with_name("copy")
+    subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
+    append(store, make_group())
+    store.flush()
+    later = folder.with_name("later")
+    subprocess.run(["cp", "-r", str(folder), str(later)], check=True)
+    store.close()
+    for killed, rows in ((copy, 0), (later, 8)):
+        with open_store(killed, resume=True) as store:
+            append(store, make_group(issue=5))
+        assert count(killed, "trajectories") == rows + 8
+
+
+def test_a_log_segment_already_in_the_lake_is_not_applied_again(folder):
+    store = open_store(folder)
+    append(store, make_group())
+    (segment,) = (folder / "wal").iterdir()
+    saved = segment.read_bytes()
+    store.close()
+    segment.write_bytes(saved)  # as if killed between watermark and deletion
+    assert count(folder, "trajectories") == 8
+    open_store(folder, resume=True).close()
+    assert count(folder, "trajectories") == 8
+    assert list((folder / "wal").iterdir()) == []

@@ -44,13 +44,8 @@ def test_continuing_is_bit_identical(saved: Path) -> None:
 
 def test_the_folder_is_an_ordinary_model_folder_without_pickle(saved: Path) -> None:
     names = {path.name for path in saved.iterdir()}
-    assert names == {
-        "config.json",
-        "model.safetensors",
-        "optimizer.safetensors",
-        "learner.json",
-        "tokenizer.json",
-    }
+    assert names == {"config.json", "model.safetensors", "tokenizer.json", "learner.json", "learner"}
+    assert [path.name for path in (saved / "learner").iterdir()] == ["optimizer.safetensors"]
     assert load_decoder(saved).config == make_decoder().config
 
 
@@ -83,7 +78,7 @@ def test_skips_in_a_row_survive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer.safetensors", "learner.json", "config.json"]
+    "name", ["model.safetensors", "learner/optimizer.safetensors", "learner.json", "config.json"]
 )
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
 def test_damage_is_refused_and_changes_nothing(saved: Path, name: str, damage: str) -> None:
@@ -111,8 +106,9 @@ def test_a_mixture_of_two_checkpoints_is_refused(saved: Path, tmp_path: Path) ->
     other = make_learner(seed=1)
     other.update(make_batch(), update=1, policy_version=3)
     other.save(tmp_path / "other", FILES)
-    shutil.copy(tmp_path / "other" / "optimizer.safetensors", saved / "optimizer.safetensors")
-    with pytest.raises(ModelFilesError, match="optimizer"):
+    name = "learner/optimizer.safetensors"
+    shutil.copy(tmp_path / "other" / name, saved / name)
+    with pytest.raises(ModelFilesError, match="the optimizer in"):
         make_learner().load(saved)
 
 

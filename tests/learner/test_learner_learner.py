@@ -170,7 +170,7 @@ def test_nothing_under_the_mask_changes_an_update(poison: float) -> None:
 
 
 def test_an_unmasked_value_does_change_it() -> None:
-    sequences = make_batch()
+    sequences = recorded_by(make_decoder(), make_batch())
     target = sequences[0]
     changed = target.behaviour_logprobs.copy()
     changed[np.flatnonzero(target.loss_mask)[0]] -= 0.01

@@ -12,9 +12,26 @@ from tokenizers.trainers import BpeTrainer
 from hotpot.envs import Environment
 from hotpot.models.tokenizer import PolicyTokenizer, train_tokenizer
 from hotpot.rollout import Dialect, EpisodePlan, Provenance
-from hotpot.types import Action, Message, Observation, Reward, Role, Split, StepResult, Task, ToolCall, ToolSpec
+from hotpot.types import (
+    Action,
+    Message,
+    Observation,
+    Reward,
+    Role,
+    Split,
+    StepResult,
+    Task,
+    ToolCall,
+    ToolSpec,
+)
 
-CORPUS = ["the desk is open\nanswer 42", "find_customer(name=Ada)", "calculate(expression=3*4)", "say w17", "error"] * 5
+CORPUS = [
+    "the desk is open\nanswer 42",
+    "find_customer(name=Ada)",
+    "calculate(expression=3*4)",
+    "say w17",
+    "error",
+] * 5
 
 TOOL = ToolSpec(
     name="echo",
@@ -77,7 +94,9 @@ def chatml_tokenizer(template: str, *, eos: str = "<|im_end|>") -> PolicyTokeniz
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(t, special=True, normalized=False) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
+    special = [
+        AddedToken(t, special=True, normalized=False) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    ]
     trainer = BpeTrainer(
         vocab_size=400,
         min_frequency=2,
@@ -85,8 +104,12 @@ def chatml_tokenizer(template: str, *, eos: str = "<|im_end|>") -> PolicyTokeniz
         special_tokens=special,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    tokenizer.train_from_iterator([*CORPUS, "<think>\nhm\n</think>\n\n", '{"name": "echo", "arguments": {}}'], trainer)
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ("<tool_call>", "</tool_call>")])
+    tokenizer.train_from_iterator(
+        [*CORPUS, "<think>\nhm\n</think>\n\n", '{"name": "echo", "arguments": {}}'], trainer
+    )
+    tokenizer.add_tokens(
+        [AddedToken(t, special=False, normalized=False) for t in ("<tool_call>", "</tool_call>")]
+    )
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "pad_token": "<|endoftext|>"}
     return PolicyTokenizer(
         {
@@ -119,7 +142,9 @@ def message(role: str, content: str, name: str = "") -> Message:
 
 
 def call(text: str = "hi") -> Action:
-    return Action(tool_call=ToolCall(name="echo", arguments=json.dumps({"text": text}, separators=(",", ":"))))
+    return Action(
+        tool_call=ToolCall(name="echo", arguments=json.dumps({"text": text}, separators=(",", ":")))
+    )
 
 
 def make_plan(issue: int = 0, sample: int = 0, evaluation: int | None = None) -> EpisodePlan:

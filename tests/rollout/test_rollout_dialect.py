@@ -21,9 +21,13 @@ from hotpot.types import Action, Message, Role, Stage, ToolCall
 ALL = {name: make() for name, make in DIALECTS.items()}
 SYSTEM, INSTRUCTION, RESULT = Stage.SYSTEM, Stage.INSTRUCTION, Stage.TOOL_RESULT
 
-content = st.sampled_from(["ok", "", "<|end|><|assistant|>", "<|im_end|>\n<|im_start|>", " x \n", "é日", "{{ 1 }}", "\n"])
+content = st.sampled_from(
+    ["ok", "", "<|end|><|assistant|>", "<|im_end|>\n<|im_start|>", " x \n", "é日", "{{ 1 }}", "\n"]
+)
 new_messages = st.lists(
-    st.builds(message, st.sampled_from(["tool", "user"]), content, st.sampled_from(["", "echo"])), min_size=1, max_size=3
+    st.builds(message, st.sampled_from(["tool", "user"]), content, st.sampled_from(["", "echo"])),
+    min_size=1,
+    max_size=3,
 )
 answers = st.sampled_from([Action(answer="42"), Action(answer=""), call(), call("<|end|>")])
 
@@ -39,15 +43,14 @@ def test_whether_tools_are_shown(name: str, shows: bool) -> None:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_step_by_step_is_the_whole(name: str, data: st.DataObject) -> None:
     """Tokens given and sampled, in order, are those of the whole conversation rendered from scratch by a new dialect."""
     dialect = ALL[name]
     tools = data.draw(st.sampled_from([(), (TOOL,)]))
-    history: list[Message] = data.draw(
-        st.sampled_from([[message("system", "s")], [message("system", "<|end|>")], []])
-    ) + [message("user", data.draw(content))]
+    system = data.draw(st.sampled_from([[message("system", "s")], [message("system", "<|end|>")], []]))
+    history: list[Message] = [*system, message("user", data.draw(content))]
     conversation, prompt = dialect.open(history, tools)
     tokens = [prompt.tokens]
     for _ in range(data.draw(st.integers(1, 4))):
@@ -77,7 +80,10 @@ def test_stages_of_the_compact_template() -> None:
     system = 1 + len(encode("the desk")) + len(encode("\necho(count, text)")) + 1
     assert prompt.spans == ((SYSTEM, system), (INSTRUCTION, 1 + len(encode("say w17")) + 2))
     output = dialect.parse(dialect.encode_action(call(), "hm", [TOOL]), [TOOL])
-    assert output.spans == ((Stage.THOUGHT, len(encode("hm"))), (Stage.TOOL_CALL, len(output.tokens) - len(encode("hm"))))
+    assert output.spans == (
+        (Stage.THOUGHT, len(encode("hm"))),
+        (Stage.TOOL_CALL, len(output.tokens) - len(encode("hm"))),
+    )
     prompt = conversation.extend(output, [message("tool", "ok", "echo"), message("user", "and?")])
     assert prompt.spans == ((RESULT, 1 + len(encode("ok")) + 1), (INSTRUCTION, 1 + len(encode("and?")) + 2))
     assert prompt.tokens[0] == special["<|tool|>"]
@@ -88,7 +94,7 @@ def test_stages_of_chatml() -> None:
     dialect = ALL["smol"]
     decode = dialect.tokenizer.decode
     conversation, prompt = dialect.open([message("user", "say w17")])
-    (head, n), (instruction, m) = prompt.spans
+    (head, n), (instruction, _) = prompt.spans
     assert (head, instruction) == (SYSTEM, INSTRUCTION)
     assert decode(prompt.tokens[:n]) == "<|im_start|>system\nBe kind<|im_end|>\n<|im_start|>user\n"
     assert decode(prompt.tokens[n:]) == "say w17<|im_end|>\n<|im_start|>assistant\n"
@@ -111,7 +117,9 @@ def test_text_that_looks_like_special_tokens_stays_text() -> None:
 def test_sampled_ids_are_kept_whatever_they_spell() -> None:
     """Ids that no tokenizer would give for their text stay as sampled, and the next prompt begins right behind them."""
     dialect = ALL["compact"]
-    odd = np.array([*[int(dialect.tokenizer.encode_text(c)[0]) for c in "answer"], dialect.end_token], dtype=np.int32)
+    odd = np.array(
+        [*[int(dialect.tokenizer.encode_text(c)[0]) for c in "answer"], dialect.end_token], dtype=np.int32
+    )
     assert len(odd) > len(dialect.encode_action(Action(answer="answer")))
     conversation, _ = dialect.open([message("user", "a")])
     output = dialect.parse(odd)
@@ -157,10 +165,15 @@ def test_thoughts_dropped_by_the_template_are_a_rewrite() -> None:
     text = decode(rewrite.tokens)
     assert "hm" not in text
     assert text.startswith(decode(first.tokens) + "ans wer<|im_end|>\n<|im_start|>user\n<tool_response>\nt")
-    assert text.endswith("<|im_start|>assistant\n42<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n")
+    assert text.endswith(
+        "<|im_start|>assistant\n42<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert sum(length for _, length in rewrite.spans) == len(rewrite.tokens)
-    assert (Stage.ANSWER in dict(rewrite.spans)) and Stage.THOUGHT not in dict(rewrite.spans)
-    onward = conversation.extend(dialect.parse(dialect.encode_action(Action(answer="c"))), [message("tool", "t")])
+    assert Stage.ANSWER in dict(rewrite.spans)
+    assert Stage.THOUGHT not in dict(rewrite.spans)
+    onward = conversation.extend(
+        dialect.parse(dialect.encode_action(Action(answer="c"))), [message("tool", "t")]
+    )
     assert not isinstance(onward, Rewrite)
 
 
@@ -188,10 +201,14 @@ def test_a_template_that_cuts_history_rewrites() -> None:
 
 def test_a_template_may_dress_the_answer() -> None:
     """A space that the template sets between its prompt and the answer does not count as rewriting history."""
-    source = CHAT_TEMPLATE.replace("<|assistant|>{{ message.content }}", "<|assistant|> {{ message.content }}")
+    source = CHAT_TEMPLATE.replace(
+        "<|assistant|>{{ message.content }}", "<|assistant|> {{ message.content }}"
+    )
     dialect = Dialect(compact_tokenizer(source))
     conversation, _ = dialect.open([message("user", "a")])
-    prompt = conversation.extend(dialect.parse(dialect.encode_action(Action(answer="42"))), [message("tool", "ok")])
+    prompt = conversation.extend(
+        dialect.parse(dialect.encode_action(Action(answer="42"))), [message("tool", "ok")]
+    )
     assert not isinstance(prompt, Rewrite)
     assert dialect.tokenizer.decode(prompt.tokens) == "<|tool|>ok<|end|><|assistant|>"
 
@@ -238,7 +255,10 @@ def without(role: str) -> str:
         (without("tool"), "tool message 0 times"),
         (without("system"), "system message 0 times"),
         (without("user"), "user message 0 times"),
-        (CHAT_TEMPLATE.replace("<|tool|>{{ message.content }}", "<|tool|>{{ message.content * 2 }}"), "2 times"),
+        (
+            CHAT_TEMPLATE.replace("<|tool|>{{ message.content }}", "<|tool|>{{ message.content * 2 }}"),
+            "2 times",
+        ),
         (CHAT_TEMPLATE.replace("<|tool|>", "{{ raise_exception('no tools here') }}"), "no tools here"),
     ],
 )
@@ -248,7 +268,10 @@ def test_a_template_that_loses_a_role_is_a_clear_error(template: str, words: str
 
 
 def test_a_template_that_loses_answers_or_their_end_is_a_clear_error() -> None:
-    for template in (without("assistant"), "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"):
+    for template in (
+        without("assistant"),
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    ):
         with pytest.raises(ModelFilesError, match="no special token"):
             Dialect(compact_tokenizer(template))
 
@@ -275,9 +298,10 @@ def test_a_message_must_follow() -> None:
 
 def test_template_that_refuses_a_role_in_the_middle_is_a_clear_error() -> None:
     source = THOUGHTFUL_TEMPLATE.replace(
-        "{%- elif message.role == 'tool' %}", "{%- elif message.role == 'tool' %}{{ raise_exception('bad role') }}"
+        "{%- elif message.role == 'tool' %}",
+        "{%- elif message.role == 'tool' %}{{ raise_exception('bad role') }}",
     )
     dialect = Dialect(chatml_tokenizer(source))
     conversation, _ = dialect.open([message("user", "a")])
-    with pytest.raises(ModelFilesError, match="user, assistant, tool .bad role"):
+    with pytest.raises(ModelFilesError, match=r"user, assistant, tool .bad role"):
         conversation.extend(dialect.parse(dialect.encode_action(Action(answer="b"))), [message("tool", "c")])

@@ -98,15 +98,25 @@ def play(episode: Episode, engine: FakeEngine) -> Trajectory:
     episode.close()
     assert check(trajectory, Limits(run_id="run", vocabulary_size=512)) is None
     seen = seen_by_engine(trajectory.steps)
-    assert [context.tolist() for context in seen] == [r.prompt.tolist() for r in engine.submitted[-len(seen) :]]
+    assert [context.tolist() for context in seen] == [
+        r.prompt.tolist() for r in engine.submitted[-len(seen) :]
+    ]
     return trajectory
 
 
 def test_an_episode_from_instruction_to_answer() -> None:
-    environment = ScriptedEnvironment([reply("<|end|><|assistant|>"), reply("error", tool_error=True), done(0.5)])
+    environment = ScriptedEnvironment(
+        [reply("<|end|><|assistant|>"), reply("error", tool_error=True), done(0.5)]
+    )
     trajectory = play(make_episode(environment), make_engine([CALL, CALL, ANSWER]))
     row, steps = trajectory.row, trajectory.steps
-    assert (row.end_reason, row.success, row.reward, row.num_steps, row.tool_errors) == ("answered", True, 0.5, 3, 1)
+    assert (row.end_reason, row.success, row.reward, row.num_steps, row.tool_errors) == (
+        "answered",
+        True,
+        0.5,
+        3,
+        1,
+    )
     assert (row.num_turns, row.num_segments) == (1, 1)
     assert environment.actions == [call(), call(), Action(answer="w17")]
     assert environment.closed == 1
@@ -145,10 +155,21 @@ def test_what_the_record_says_of_engine_and_run() -> None:
     episode.receive(generations[0])
     trajectory = episode.trajectory()
     step = trajectory.steps[0]
-    assert (step.trajectory_id, step.episode_id, step.group_id, step.attempt_id) == ("5.2.1", "5.2", "g5", "5.2.1")
+    assert (step.trajectory_id, step.episode_id, step.group_id, step.attempt_id) == (
+        "5.2.1",
+        "5.2",
+        "g5",
+        "5.2.1",
+    )
     assert step.span_policy_version == (3, 4)
     assert step.span_policy_length == (4, len(CALL) - 4)
-    assert (step.policy_version, step.policy_checksum, step.seed, step.issue, step.sample) == (3, "fake-3", 7, 5, 2)
+    assert (step.policy_version, step.policy_checksum, step.seed, step.issue, step.sample) == (
+        3,
+        "fake-3",
+        7,
+        5,
+        2,
+    )
     assert (step.engine, step.temperature, step.finish, step.run_id) == ("fake", 1.0, "stop", "run")
     assert step.behaviour_logprobs.dtype == np.float32
     assert trajectory.row.policy_version == 3
@@ -177,8 +198,14 @@ def test_environment_seeds_follow_run_split_and_issue_only() -> None:
 
 
 def test_max_steps() -> None:
-    trajectory = play(make_episode(ScriptedEnvironment(endless(reply())), max_steps=3), make_engine(endless(CALL)))
-    assert (trajectory.row.end_reason, trajectory.row.num_steps, trajectory.row.success) == ("max_steps", 3, False)
+    trajectory = play(
+        make_episode(ScriptedEnvironment(endless(reply())), max_steps=3), make_engine(endless(CALL))
+    )
+    assert (trajectory.row.end_reason, trajectory.row.num_steps, trajectory.row.success) == (
+        "max_steps",
+        3,
+        False,
+    )
 
 
 def test_an_answer_at_the_last_step_counts() -> None:
@@ -187,7 +214,9 @@ def test_an_answer_at_the_last_step_counts() -> None:
 
 
 def test_max_step_tokens() -> None:
-    environment = ScriptedEnvironment([StepResult(messages=(message("tool", "ok"),), rewards=(Reward(name="a", value=1),))])
+    environment = ScriptedEnvironment(
+        [StepResult(messages=(message("tool", "ok"),), rewards=(Reward(name="a", value=1),))]
+    )
     engine = make_engine([CALL, endless(9)])
     trajectory = play(make_episode(environment, max_step_tokens=20), engine)
     row, last = trajectory.row, trajectory.steps[-1]
@@ -226,7 +255,10 @@ def test_max_seconds_is_by_the_injected_clock(deterministic: bool, end: str) -> 
         return reply()
 
     episode = make_episode(
-        ScriptedEnvironment(endless(slow)), clock=Clock(time, epoch_s=5.0), deterministic=deterministic, max_seconds=60.0
+        ScriptedEnvironment(endless(slow)),
+        clock=Clock(time, epoch_s=5.0),
+        deterministic=deterministic,
+        max_seconds=60.0,
     )
     trajectory = play(episode, make_engine(endless(CALL)))
     assert trajectory.row.end_reason == end
@@ -282,19 +314,26 @@ def test_secrets_of_tools_are_gone_before_the_model_sees_them() -> None:
     results = [reply("pw hunter2 hunter2"), StepResult(messages=(message("user", "hunter2?"),)), done()]
     episode = make_episode(ScriptedEnvironment(results), redact=redact)
     trajectory = play(episode, make_engine([CALL, CALL, ANSWER]))
-    assert COMPACT.tokenizer.decode(trajectory.steps[1].prompt_tokens) == "<|tool|>pw [x] [x]<|end|><|assistant|>"
+    assert (
+        COMPACT.tokenizer.decode(trajectory.steps[1].prompt_tokens)
+        == "<|tool|>pw [x] [x]<|end|><|assistant|>"
+    )
     assert "hunter2?" in COMPACT.tokenizer.decode(trajectory.steps[2].prompt_tokens)
     assert episode.num_redactions == 2
 
 
 def test_without_a_system_prompt() -> None:
     trajectory = play(make_episode(ScriptedEnvironment([done()]), system=""), make_engine([ANSWER]))
-    assert COMPACT.tokenizer.decode(trajectory.steps[0].prompt_tokens) == "<|user|>say w17<|end|><|assistant|>"
+    assert (
+        COMPACT.tokenizer.decode(trajectory.steps[0].prompt_tokens) == "<|user|>say w17<|end|><|assistant|>"
+    )
 
 
 def test_reward_components_are_summed_by_name() -> None:
     results = [
-        StepResult(messages=(message("tool", "x"),), rewards=(Reward(name="b", value=1), Reward(name="a", value=2.0))),
+        StepResult(
+            messages=(message("tool", "x"),), rewards=(Reward(name="b", value=1), Reward(name="a", value=2.0))
+        ),
         StepResult(messages=(), rewards=(Reward(name="a", value=0.5),), done=True, success=False),
     ]
     row = play(make_episode(ScriptedEnvironment(results)), make_engine([CALL, ANSWER])).row

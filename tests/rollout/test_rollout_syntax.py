@@ -14,10 +14,32 @@ COMPACT = Dialect(compact_tokenizer())
 HERMES = Dialect(chatml_tokenizer(SMOL_TEMPLATE))
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
-    ["<|end|>", "a, b=c", 'say "x"', '"', ", x=1", "5", "null", "x)", "(", "</tool_call>", "</think>", "1e999", "\n"]
+    [
+        "<|end|>",
+        "a, b=c",
+        'say "x"',
+        '"',
+        ", x=1",
+        "5",
+        "null",
+        "x)",
+        "(",
+        "</tool_call>",
+        "</think>",
+        "1e999",
+        "\n",
+    ]
 )
-scalars = texts | st.integers(-(10**20), 10**20) | st.booleans() | st.none() | st.floats(allow_nan=False, allow_infinity=False)
-values = st.recursive(scalars, lambda x: st.lists(x, max_size=3) | st.dictionaries(texts, x, max_size=3), max_leaves=5)
+scalars = (
+    texts
+    | st.integers(-(10**20), 10**20)
+    | st.booleans()
+    | st.none()
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+values = st.recursive(
+    scalars, lambda x: st.lists(x, max_size=3) | st.dictionaries(texts, x, max_size=3), max_leaves=5
+)
 keys = st.sampled_from(["text", "count", "x", "_y2"])
 calls = st.builds(
     lambda name, arguments: Action(tool_call=ToolCall(name=name, arguments=canonical_json(arguments))),
@@ -26,7 +48,7 @@ calls = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(calls, texts, st.booleans())
 def test_a_call_reads_as_it_was_written(action: Action, thought: str, with_tools: bool) -> None:
     tools = (TOOL,) if with_tools else ()
@@ -42,7 +64,7 @@ def test_a_call_reads_as_it_was_written(action: Action, thought: str, with_tools
         assert output.spans[-1][0] is Stage.TOOL_CALL
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(texts, texts)
 def test_an_answer_reads_as_it_was_written(answer: str, thought: str) -> None:
     action = Action(answer=answer)
@@ -56,11 +78,14 @@ def test_an_answer_reads_as_it_was_written(answer: str, thought: str) -> None:
     assert output.spans[-1][0] is Stage.ANSWER
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_any_tokens_are_read_and_covered(data: st.DataObject) -> None:
     for dialect in (COMPACT, HERMES):
-        likely = [*dialect.tokenizer.special_ids.values(), *dialect.tokenizer.encode_template("<tool_call>}{").tolist()]
+        likely = [
+            *dialect.tokenizer.special_ids.values(),
+            *dialect.tokenizer.encode_template("<tool_call>}{").tolist(),
+        ]
         index = st.sampled_from(likely) | st.integers(0, dialect.tokenizer.vocab_size - 1)
         tokens = np.array(data.draw(st.lists(index, min_size=1, max_size=20)), dtype=np.int32)
         output = dialect.parse(tokens, (TOOL,))
@@ -74,7 +99,7 @@ def test_any_tokens_are_read_and_covered(data: st.DataObject) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text("<>tool_calhink/{}\"name:argumets, \n", max_size=60))
+@given(st.text('<>tool_calhink/{}"name:argumets, \n', max_size=60))
 def test_any_text_is_read(text: str) -> None:
     for source in (text, f"<tool_call>{text}</tool_call>", f"<think>{text}</think>{text}"):
         tokens = np.append(HERMES.tokenizer.encode_template(source), HERMES.end_token).astype(np.int32)
@@ -165,7 +190,10 @@ def test_malformed_hermes_output_says_why(text: str, reason: str) -> None:
         ("<think>hm</think>42", Action(answer="42")),
         ("hm</think>\n\n42", Action(answer="42")),
         ("<think></think>", Action(answer="")),
-        ('so <tool_call>{"name":"f","arguments":{}}</tool_call>\n', Action(tool_call=ToolCall(name="f", arguments="{}"))),
+        (
+            'so <tool_call>{"name":"f","arguments":{}}</tool_call>\n',
+            Action(tool_call=ToolCall(name="f", arguments="{}")),
+        ),
     ],
 )
 def test_hermes_output(text: str, action: Action) -> None:
@@ -180,7 +208,12 @@ def test_output_without_an_end_token_is_cut_off() -> None:
 
 def test_spans_are_cut_where_tokens_begin() -> None:
     text = HERMES.tokenizer.encode_template
-    parts = [text("<think>\né hm\n"), text("</think>"), text("\n\n<tool_call>"), text('{"name": "f", "arguments": {}}</tool_call>')]
+    parts = [
+        text("<think>\né hm\n"),
+        text("</think>"),
+        text("\n\n<tool_call>"),
+        text('{"name": "f", "arguments": {}}</tool_call>'),
+    ]
     tokens = np.concatenate([*parts, [HERMES.end_token]]).astype(np.int32)
     spans = HERMES.parse(tokens).spans
     newlines = len(text("\n\n"))
@@ -196,11 +229,11 @@ def test_characters_spread_over_tokens_are_read_whole() -> None:
 
 @pytest.mark.parametrize("dialect", [COMPACT, HERMES], ids=["compact", "hermes"])
 def test_what_has_no_spelling_is_refused(dialect: Dialect) -> None:
-    with pytest.raises(ValueError, match="malformed|no words"):
+    with pytest.raises(ValueError, match=r"malformed|no words"):
         dialect.encode_action(Action(malformed="x"))
     with pytest.raises(ValueError, match="no spelling"):
         dialect.encode_action(Action(tool_call=ToolCall(name="f g", arguments="{}")))
-    with pytest.raises(ValueError, match="no spelling|no words"):
+    with pytest.raises(ValueError, match=r"no spelling|no words"):
         dialect.encode_action(Action(answer="<tool_call>"), "" if dialect is HERMES else "thought")
 
 

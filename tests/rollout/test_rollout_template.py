@@ -1,7 +1,14 @@
 import json
 
 import pytest
-from rollout_parts import SMOL_TEMPLATE, THOUGHTFUL_TEMPLATE, TOOL, chatml_tokenizer, compact_tokenizer, message
+from rollout_parts import (
+    SMOL_TEMPLATE,
+    THOUGHTFUL_TEMPLATE,
+    TOOL,
+    chatml_tokenizer,
+    compact_tokenizer,
+    message,
+)
 from transformers import AutoTokenizer
 
 from hotpot.errors import EnvironmentSpecError, ModelFilesError
@@ -38,12 +45,19 @@ def test_tokens_are_those_of_transformers(tokenizer: PolicyTokenizer, number: in
     schemas = [
         {
             "type": "function",
-            "function": {"name": t.name, "description": t.description, "parameters": json.loads(t.parameters)},
+            "function": {
+                "name": t.name,
+                "description": t.description,
+                "parameters": json.loads(t.parameters),
+            },
         }
         for t in tools
     ]
     expected = oracle.apply_chat_template(
-        [{"role": str(m.role), "content": m.content} | ({"name": m.name} if m.name else {}) for m in MESSAGES[:number]],
+        [
+            {"role": str(m.role), "content": m.content} | ({"name": m.name} if m.name else {})
+            for m in MESSAGES[:number]
+        ],
         tools=schemas or None,
         add_generation_prompt=True,
         return_dict=False,

@@ -16,7 +16,6 @@ request. A new request reuses only what the weights serving now computed, and on
 """
 
 import time
-from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,19 +23,14 @@ import torch
 from numpy.typing import NDArray
 
 from hotpot.config.recipe import EngineSection
+from hotpot.engine.embedded_attention import StreamAttention
 from hotpot.engine.embedded_cache import SlotCache
-from hotpot.engine.embedded_forward import (
-    Attention,
-    DecodeAttention,
-    PackedWeights,
-    PrefillAttention,
-    forward,
-    rotary_table,
-)
+from hotpot.engine.embedded_forward import PackedWeights, forward, rotary_table
 from hotpot.engine.gate import RequestGate
 from hotpot.engine.rows import Flight, RowTable
 from hotpot.engine.sampler import sample
 from hotpot.engine.scheduler import Scheduler
+from hotpot.engine.stream import Stream, plan_stream
 from hotpot.errors import EngineError
 from hotpot.models import DecoderConfig, Weights, checksum
 from hotpot.types import (
@@ -103,8 +97,9 @@ class EmbeddedEngine:
         self._scheduler = Scheduler(num_slots=slots, admit_share=settings.admit_share)
         self._waiting: dict[str, tuple[GenerationRequest, float]] = {}
         self._flights: dict[int, Flight] = {}
-        self._to_prefill: deque[int] = deque()
-        self._decoding: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        # Slots whose prompt is not computed yet, in order of admission (a dictionary as an ordered set).
+        self._prompts: dict[int, None] = {}
+        self._generating: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._ids: set[str] = set()
         self._closed = False
 
@@ -122,17 +117,21 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
-        """Prefill one batch, or, where nothing waits for that, sample one token for every running request.
+        """Do one forward pass: one token for every generating request, and the next pieces of prompts.
 
         Raises :class:`EngineError` where the weights give logits that are no distribution.
         """
         self._check_open()
         self._admit()
-        if self._to_prefill:
-            return self._prefill()
-        if self._decoding.size:
-            return self._decode()
-        return []
+        if not self._flights:
+            return []
+        stream = plan_stream(self._rows, self._generating, list(self._prompts), self._settings.prefill_tokens)
+        logits = self._forward(stream)
+        self._rows.cached[stream.piece_slots] += stream.piece_lengths
+        slots = stream.wanted_slots
+        if not slots.size:
+            return []
+        return self._sample(slots, logits)
 
     def publish(self, weights: Weights, policy_version: int) -> PublishReport:
         """Serve a copy of ``weights`` from the next step on; see :meth:`hotpot.engine.Engine.publish`.
@@ -153,7 +152,7 @@ class EmbeddedEngine:
         self._serving, self._standby = self._standby, self._serving
         self._version, self._checksum = policy_version, found
         self._epoch += 1
-        for slot in self._to_prefill:
+        for slot in self._prompts:
             # Nothing is sampled yet: begin the prompt again, wholly under the new weights.
             self._rows.cached[slot], self._rows.epoch[slot] = 0, self._epoch
             self._flights[slot].reused = 0
@@ -224,63 +223,17 @@ class EmbeddedEngine:
             self._flights[slot] = Flight(
                 request=request, slot=slot, reused=reused, submitted_s=submitted, admitted_s=now
             )
-            self._to_prefill.append(slot)
+            self._prompts[slot] = None
 
-    def _prefill(self) -> list[Generation]:
-        """Compute one batch of prompts, as far as the token budget goes; sample for those that are complete."""
-        rows = self._rows
-        pending = np.array(self._to_prefill, dtype=np.int64)
-        left = rows.length[pending] - rows.cached[pending]
-        pending = pending[np.argsort(left, kind="stable")]
-        budget = self._settings.prefill_tokens
-        lengths = np.minimum(rows.length[pending] - rows.cached[pending], budget)
-        # Sorted by length, so a batch of the first n pads each to the n-th.
-        count = max(1, int((lengths * np.arange(1, len(pending) + 1) <= budget).sum()))
-        slots, lengths = pending[:count], lengths[:count]
-        starts = rows.cached[slots]
-        ends = starts + lengths
-        self._cache.reserve(int(ends.max()))
-        owner = np.repeat(np.arange(count), lengths)
-        firsts = np.cumsum(lengths) - lengths
-        positions = np.arange(lengths.sum()) - firsts[owner] + starts[owner]
-        complete = ends == rows.length[slots]
-        attention = PrefillAttention(
-            self._cache,
-            torch.from_numpy(slots),
-            torch.from_numpy(starts),
-            torch.from_numpy(lengths),
-            torch.from_numpy(positions),
-        )
-        last = (firsts + lengths - 1)[complete]
-        logits = self._forward(rows.tokens[slots[owner], positions], positions, attention, last)
-        rows.cached[slots] = ends
-        done = slots[complete]
-        finished = set(done.tolist())
-        self._to_prefill = deque(slot for slot in self._to_prefill if slot not in finished)
-        return self._sample(done, logits) if done.size else []
-
-    def _decode(self) -> list[Generation]:
-        slots = self._decoding
-        positions = self._rows.cached[slots]
-        self._cache.reserve(int(positions.max()) + 1)
-        attention = DecodeAttention(self._cache, torch.from_numpy(slots), torch.from_numpy(positions))
-        logits = self._forward(self._rows.tokens[slots, positions], positions, attention, None)
-        return self._sample(slots, logits)
-
-    def _forward(
-        self,
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int64],
-        attention: Attention,
-        wanted: NDArray[np.int64] | None,
-    ) -> NDArray[np.float32]:
+    def _forward(self, stream: Stream) -> NDArray[np.float32]:
+        """Compute one pass; return logits float32 ``[M, vocab_size]`` of the stream's wanted tokens."""
+        self._cache.reserve(int(stream.positions.max()) + 1)
         logits = forward(
             self._serving,
             self._table,
-            torch.from_numpy(tokens.astype(np.int64)),
-            torch.from_numpy(positions),
-            attention,
-            None if wanted is None else torch.from_numpy(wanted),
+            torch.from_numpy(self._rows.tokens[stream.slots, stream.positions].astype(np.int64)),
+            torch.from_numpy(stream.positions),
+            StreamAttention(self._cache, stream),
         )
         result: NDArray[np.float32] = logits.numpy()
         return result
@@ -291,12 +244,14 @@ class EmbeddedEngine:
         drawn = sample(logits, self._groups(slots), rows.next_uniforms(slots), seen)
         sound = np.isfinite(drawn.model_logprobs)
         if not sound.all():
+            # The others sample from the same logits in the next step: leave their last token to compute again.
+            rows.cached[slots] = rows.length[slots] - 1
             self._drop(slots[~sound])
         ended = rows.append(slots, drawn.tokens, drawn.behaviour_logprobs, drawn.model_logprobs)
-        self._decoding = np.union1d(self._decoding, slots) if len(slots) else self._decoding
-        if not ended.any():
-            return []
-        self._decoding = np.setdiff1d(self._decoding, slots[ended], assume_unique=True)
+        # Every slot that generated or has completed its prompt is among ``slots``.
+        for slot in np.setdiff1d(slots, self._generating, assume_unique=True).tolist():
+            del self._prompts[slot]
+        self._generating = slots[~ended]
         return [self._finish(slot) for slot in slots[ended].tolist()]
 
     def _groups(self, slots: NDArray[np.int64]) -> list[tuple[SamplingParams, NDArray[np.intp]]]:
@@ -313,8 +268,9 @@ class EmbeddedEngine:
             self._ids.discard(request.request_id)
             self._scheduler.finish(request.request_id)
             self._rows.epoch[slot] = -1
+            self._prompts.pop(slot, None)
         self._cache.clear(torch.from_numpy(slots))
-        self._decoding = np.setdiff1d(self._decoding, slots, assume_unique=True)
+        self._generating = np.setdiff1d(self._generating, slots, assume_unique=True)
         raise EngineError(
             f"policy version {self._version} gives logits that are no distribution (NaN or infinity) for "
             f"{len(names)} requests, {names[:3]} among them; they are dropped: publish sound weights and submit them again"

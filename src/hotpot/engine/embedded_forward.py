@@ -138,15 +138,53 @@ def forward(
     for index, layer in enumerate(weights.layers):
         normed = F.rms_norm(x, size, layer.input_norm, eps)
         if index < config.num_layers - 1:
-            q, k, v = _project(config, layer, normed, rotary)
-            attended = attention(index, q, k, v)
+            attended = attention(index, *_project(config, layer, normed, rotary))
+        elif attention.wanted is None:
+            attended = attention.finish(index, *_project(config, layer, normed, rotary))
         else:
             k, v = _project_keys(config, layer, normed, rotary)
-            if attention.wanted is not None:
-                x, normed = x[attention.wanted], normed[attention.wanted]
-                rotary = rotary[attention.wanted]
-            attended = attention.finish(index, _project_queries(config, layer, normed, rotary), k, v)
+            x, normed = x[attention.wanted], normed[attention.wanted]
+            q = _project_queries(config, layer, normed, rotary[attention.wanted])
+            attended = attention.finish(index, q, k, v)
         x = x + F.linear(attended, layer.o)
         gate, up = F.linear(F.rms_norm(x, size, layer.post_norm, eps), layer.gate_up).chunk(2, dim=-1)
         x = x + F.linear(F.silu(gate) * up, layer.down)
     return F.linear(F.rms_norm(x, size, weights.norm, eps), weights.head)
+
+
+def _project(
+    config: DecoderConfig, layer: _PackedLayer, x: Tensor, rotary: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rotated queries and keys, and values: float ``[N, heads, head_dim]`` each."""
+    heads, both = config.num_heads, config.num_heads + config.num_kv_heads
+    qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(-1, both + config.num_kv_heads, config.head_dim)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q = _norm_and_turn(config, qkv[:, :heads], layer.q_norm, rotary)
+        return q, _norm_and_turn(config, qkv[:, heads:both], layer.k_norm, rotary), qkv[:, both:]
+    turned = _norm_and_turn(config, qkv[:, :both], None, rotary)
+    return turned[:, :heads], turned[:, heads:], qkv[:, both:]
+
+
+def _project_queries(config: DecoderConfig, layer: _PackedLayer, x: Tensor, rotary: Tensor) -> Tensor:
+    rows = config.num_heads * config.head_dim
+    bias = None if layer.qkv_bias is None else layer.qkv_bias[:rows]
+    q = F.linear(x, layer.qkv[:rows], bias).view(-1, config.num_heads, config.head_dim)
+    return _norm_and_turn(config, q, layer.q_norm, rotary)
+
+
+def _project_keys(
+    config: DecoderConfig, layer: _PackedLayer, x: Tensor, rotary: Tensor
+) -> tuple[Tensor, Tensor]:
+    rows = config.num_heads * config.head_dim
+    bias = None if layer.qkv_bias is None else layer.qkv_bias[rows:]
+    kv = F.linear(x, layer.qkv[rows:], bias).view(-1, 2 * config.num_kv_heads, config.head_dim)
+    keys = _norm_and_turn(config, kv[:, : config.num_kv_heads], layer.k_norm, rotary)
+    return keys, kv[:, config.num_kv_heads :]
+
+
+def _norm_and_turn(config: DecoderConfig, x: Tensor, norm: Tensor | None, rotary: Tensor) -> Tensor:
+    """Apply the head norm, if there is one, and the rotary embedding to ``x`` float ``[N, heads, head_dim]``."""
+    if norm is not None:
+        x = F.rms_norm(x, (config.head_dim,), norm, config.rms_norm_eps)
+    pairs = x.reshape(*x.shape[:-1], config.head_dim // 2, 2)
+    return torch.view_as_real(torch.view_as_complex(pairs) * rotary).flatten(-2)

@@ -20,7 +20,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,9 @@ ATTEMPT_COLUMNS = (
     "attempt_id, episode_id, group_id, task_id, purpose, state, reason, owner, leased_us, closed_us"
 )
 """Columns of the SQLite table ``attempts``, in the order records are read and written."""
+
+
+_IDS_A_QUERY = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,20 +179,22 @@ class Ledger:
         """Whether the attempt is leased now. Any text may be asked for, even such as UTF-8 can't carry."""
         if any("\ud800" <= letter <= "\udfff" for letter in attempt_id):
             return False
-        return bool(self._find("state = 'leased' AND attempt_id = ?", attempt_id))
+        return bool(self._find_leased([attempt_id]))
 
-    def ended(self, attempt_id: str, state: str, reason: str = "") -> AttemptRow:
-        """Return the row a leased attempt will have once it ends; changes nothing.
+    def ended(self, reasons: Mapping[str, str], state: str) -> list[AttemptRow]:
+        """Return the rows that leased attempts (id to reason) will have once they end in ``state``; changes nothing.
 
-        Raises :class:`LedgerError` where it isn't leased.
+        Raises :class:`LedgerError` where one isn't leased.
         """
-        found = self._find("state = 'leased' AND attempt_id = ?", attempt_id)
-        if not found:
-            raise LedgerError(
-                f"attempt {attempt_id!r} can't become {state}: {self._standing(attempt_id)}; "
-                "only a leased attempt ends, and it ends once"
-            )
-        return _ended(found[0], state, reason, _now_us())
+        now = _now_us()
+        leased = {row.attempt_id: row for row in self._find_leased(list(reasons))}
+        for attempt_id in reasons:
+            if attempt_id not in leased:
+                raise LedgerError(
+                    f"attempt {attempt_id!r} can't become {state}: {self._standing(attempt_id)}; "
+                    "only a leased attempt ends, and it ends once"
+                )
+        return [_ended(leased[attempt_id], state, reason, now) for attempt_id, reason in reasons.items()]
 
     def drop_leased(self, reason: str) -> int:
         """End every leased attempt as dropped and return how many there were."""
@@ -286,8 +291,8 @@ class Ledger:
         )
         return int(cursor.lastrowid or 0)
 
-    def _end(self, reasons: dict[str, str], state: str) -> None:
-        rows = [self.ended(attempt_id, state, reason) for attempt_id, reason in reasons.items()]
+    def _end(self, reasons: Mapping[str, str], state: str) -> None:
+        rows = self.ended(reasons, state)
         if not rows:
             return
         with self._transaction(durable=True) as database:
@@ -309,6 +314,14 @@ class Ledger:
                 f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE {condition}", values
             )
             return [attempt_from(self._run_id, row) for row in found]
+
+    def _find_leased(self, ids: Sequence[str]) -> list[AttemptRow]:
+        found: list[AttemptRow] = []
+        for start in range(0, len(ids), _IDS_A_QUERY):
+            part = ids[start : start + _IDS_A_QUERY]
+            places = ",".join("?" * len(part))
+            found += self._find(f"state = 'leased' AND attempt_id IN ({places})", *part)
+        return found
 
     def _read_mark(self, name: str) -> int:
         found = self._database.execute("SELECT value FROM marks WHERE name = ?", (name,)).fetchone()

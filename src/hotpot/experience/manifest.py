@@ -108,7 +108,7 @@ def read_manifest(run_folder: Path) -> Manifest:
         raise RunFolderError(
             f"{run_folder} is no run folder: it has no {MANIFEST_NAME}; `hotpot runs` lists runs"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"can't read {path}: {error!r}; restore it from a copy") from error
 
 

@@ -294,7 +294,8 @@ def _policy_spans(trajectory: Trajectory, limits: Limits) -> str | None:
             )
         if lengths and min(lengths) <= 0:
             return f"step {step.step}: policy span lengths {lengths} must all be positive"
-        if versions and (versions[0] != step.policy_version or list(versions) != sorted(versions)):
+        falls = len(versions) > 1 and list(versions) != sorted(versions)
+        if falls or (versions and versions[0] != step.policy_version):
             return (
                 f"step {step.step}: policy versions {versions} must start at the step's {step.policy_version} "
                 "and never fall"

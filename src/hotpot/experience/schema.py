@@ -180,28 +180,34 @@ def _check_containers(values: Iterable[Any], wanted: type) -> None:
         raise TypeError(f"expected {wanted.__name__}, got {', '.join(sorted(kind.__name__ for kind in odd))}")
 
 
-# The stubs of pyarrow leave the members of list arrays untyped, hence Any in this pair.
+# The stubs of pyarrow leave the members of list arrays untyped, hence Any in what follows.
 def _to_array(column: Column, values: list[Any]) -> Any:
     if column.kind == "scalar":
+        first = values[0] if values else None
+        # Most columns of a batch hold one object over and over: ids of the run, versions, settings.
+        if first is not None and all(map(operator.is_, values, itertools.repeat(first))):
+            _check_types((first,), column.python_type, nullable=False)
+            scalar: Any = pa.scalar(first, column.arrow)
+            return pa.repeat(scalar, len(values))
         _check_types(values, column.python_type, nullable=column.nullable)
         return pa.array(values, type=column.arrow)
-    container = tuple if column.kind == "tuple" else np.ndarray
-    _check_containers(values, container)
-    lengths = np.fromiter(map(len, values), dtype=np.int32, count=len(values))
+    _check_containers(values, tuple if column.kind == "tuple" else np.ndarray)
     offsets = np.zeros(len(values) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
+    np.cumsum(np.fromiter(map(len, values), dtype=np.int32, count=len(values)), out=offsets[1:])
+    lists: Any = pa.ListArray
+    return lists.from_arrays(pa.array(offsets), _flat_array(column, values), type=column.arrow)
+
+
+def _flat_array(column: Column, values: list[Any]) -> Any:
     if column.kind == "array":
         dtype = np.dtype(column.python_type)
-        shapes = {(value.dtype, value.ndim) for value in values} - {(dtype, 1)}
-        if shapes:
-            raise TypeError(f"expected {dtype} of one dimension, got (dtype, dimensions) {shapes}")
-        flat: Any = pa.array(np.concatenate(values) if values else np.zeros(0, dtype))
-    else:
-        elements = list(itertools.chain.from_iterable(values))
-        _check_types(elements, column.python_type, nullable=False)
-        flat = pa.array(elements, type=_SCALARS[column.python_type])
-    lists: Any = pa.ListArray
-    return lists.from_arrays(pa.array(offsets), flat, type=column.arrow)
+        flat = np.concatenate(values) if values else np.zeros(0, dtype)
+        if flat.dtype != dtype or flat.ndim != 1:
+            raise TypeError(f"expected {dtype} of one dimension, got {flat.dtype} of {flat.ndim}")
+        return pa.array(flat)
+    elements = list(itertools.chain.from_iterable(values))
+    _check_types(elements, column.python_type, nullable=False)
+    return pa.array(elements, type=_SCALARS[column.python_type])
 
 
 def _from_array(column: Column, data: Any) -> list[Any]:

@@ -200,9 +200,8 @@ class ExperienceStore:
         with self._guard:
             self._check_open()
             judged = judge(trajectories, self._limits)
-            ids = dict.fromkeys(t.row.attempt_id for t in judged.accepted)
-            attempts = [self.ledger.ended(attempt_id, "finished") for attempt_id in ids]
-            attempts += self._dropped(judged.refused)
+            finished = dict.fromkeys((t.row.attempt_id for t in judged.accepted), "")
+            attempts = self.ledger.ended(finished, "finished") + self._dropped(judged.refused)
             now = time.time_ns() // 1_000
             quarantine = [
                 quarantine_row(t, refusal, run_id=self._run_id, time_us=now) for t, refusal in judged.refused
@@ -308,7 +307,7 @@ class ExperienceStore:
             # A record too broken to say whose attempt it was closes none; the lease ends with the run.
             if isinstance(attempt_id, str) and self.ledger.is_leased(attempt_id):
                 reasons.setdefault(attempt_id, f"quarantined:{refusal.reason}")
-        return [self.ledger.ended(attempt_id, "dropped", reason) for attempt_id, reason in reasons.items()]
+        return self.ledger.ended(reasons, "dropped")
 
     def _tables(self, grouped: Mapping[str, Sequence[Any]]) -> dict[str, pa.Table]:
         for name, rows in grouped.items():

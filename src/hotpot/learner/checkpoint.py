@@ -1,8 +1,8 @@
 """A learner on disk: an ordinary model folder, the optimiser's moments and the learner's counters.
 
-Owns the files ``model.safetensors`` (by :mod:`hotpot.models`), ``optimizer.safetensors`` and ``learner.json``. The
-latter is written last and holds checksums of the tensors, so a folder whose writing was cut, or that mixes two
-checkpoints, is refused. No file is pickled. Reading changes nothing unless all of it is good.
+Owns ``learner/optimizer.safetensors`` and ``learner.json``; the rest is :mod:`hotpot.models`'s, which takes every
+``*.safetensors`` beside ``config.json`` for weights, hence the sub-folder. ``learner.json`` is written last and holds
+checksums of all tensors, so a folder whose writing was cut, or that mixes two checkpoints, is refused. No file is pickled. Reading changes nothing unless all of it is good.
 """
 
 import json
@@ -20,7 +20,10 @@ from hotpot.errors import ModelFilesError
 from hotpot.models import Decoder, checksum, load_decoder, save_model
 
 FORMAT = 1
-"""Version of ``learner.json`` and of the names in ``optimizer.safetensors``."""
+"""Version of ``learner.json`` and of the names in ``learner/optimizer.safetensors``."""
+
+STATE = "learner.json"
+MOMENTS = "learner/optimizer.safetensors"
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -41,23 +44,24 @@ def write(
     counters: Counters,
     tokenizer_files: Mapping[str, bytes],
 ) -> None:
-    """Write the three files and the tokenizer's to ``folder``; each appears whole or not at all."""
+    """Write weights, tokenizer, moments and counters to ``folder``; each file appears whole or not at all."""
     # An old learner.json beside new tensors would be refused, but one beside half-new ones must not exist at all.
-    (folder / "learner.json").unlink(missing_ok=True)
+    (folder / STATE).unlink(missing_ok=True)
     save_model(folder, decoder, tokenizer_files)
     moments = _moments(decoder, optimizer)
-    partial = folder / "optimizer.safetensors.partial"
+    (folder / MOMENTS).parent.mkdir(exist_ok=True)
+    partial = folder / f"{MOMENTS}.partial"
     save_file(moments, partial)
-    _settle(partial, folder / "optimizer.safetensors")
+    _settle(partial, folder / MOMENTS)
     state = {
         "format": FORMAT,
         **asdict(counters),
         "weights_checksum": checksum(decoder.state_dict()),
         "optimizer_checksum": checksum(moments),
     }
-    partial = folder / "learner.json.partial"
+    partial = folder / f"{STATE}.partial"
     partial.write_text(json.dumps(state, indent=2, sort_keys=True))
-    _settle(partial, folder / "learner.json")
+    _settle(partial, folder / STATE)
 
 
 def read(folder: Path, decoder: Decoder, optimizer: torch.optim.Optimizer) -> Counters:
@@ -76,7 +80,7 @@ def read(folder: Path, decoder: Decoder, optimizer: torch.optim.Optimizer) -> Co
     for name, tensors in (("weights", loaded.state_dict()), ("optimizer", moments)):
         if checksum(tensors) != state[f"{name}_checksum"]:
             raise ModelFilesError(
-                f"the {name} in {folder} are not those learner.json was written with; use another checkpoint"
+                f"the {name} in {folder} are not those {STATE} was written with; use another checkpoint"
             )
     counters = Counters(
         update=state["update"],
@@ -98,7 +102,7 @@ def _moments(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, to
 
 
 def _read_moments(folder: Path) -> dict[str, torch.Tensor]:
-    path = folder / "optimizer.safetensors"
+    path = folder / MOMENTS
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError) as error:
@@ -108,7 +112,7 @@ def _read_moments(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    path = folder / "learner.json"
+    path = folder / STATE
     wanted = {"format", *Counters.__dataclass_fields__, "weights_checksum", "optimizer_checksum"}
     try:
         state = json.loads(path.read_text())
@@ -132,9 +136,7 @@ def _put(
     expected = {f"{name}.{moment}" for name in names for moment in _MOMENTS} if steps else set()
     if set(moments) != expected:
         odd = sorted(set(moments) ^ expected)[:3]
-        raise ModelFilesError(
-            f"{folder / 'optimizer.safetensors'} does not fit the model ({odd}); use another checkpoint"
-        )
+        raise ModelFilesError(f"{folder / MOMENTS} does not fit the model ({odd}); use another checkpoint")
     fresh = optimizer.state_dict()
     fresh["state"] = {
         index: {

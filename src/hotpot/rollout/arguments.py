@@ -103,7 +103,7 @@ def _write_value(value: Any, kind: str | None) -> str:
 
 def _load(text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+        return _DECODER.decode(text)
     except Unreadable:
         raise
     except (ValueError, RecursionError):
@@ -135,3 +135,6 @@ def _property_kinds(parameters: str) -> dict[str, str]:
         for key, value in properties.items()
         if isinstance(value, dict) and isinstance(value.get("type"), str)
     }
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)

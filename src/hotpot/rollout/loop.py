@@ -250,18 +250,16 @@ def environment_seed(seed: int, plan: EpisodePlan) -> int:
 
 def _check_generation(generation: Generation, request: GenerationRequest, output: Output) -> None:
     count = len(generation.tokens)
-    faults = {
-        f"answers {generation.request_id!r}": generation.request_id != request.request_id,
-        f"holds {count} tokens of at most {request.max_tokens}": not 0 < count <= request.max_tokens,
-        "has not one log-probability of each kind per token": not (
-            len(generation.behaviour_logprobs) == len(generation.model_logprobs) == count
-        ),
-        "has policy versions that do not cover its tokens": sum([v.length for v in generation.versions])
-        != count,
-        f"says {generation.finish} but its last token says otherwise": (
-            (generation.finish is FinishReason.STOP) != output.ended
-        ),
-    }
-    for fault, found in faults.items():
-        if found:
-            raise EngineError(f"the generation for request {request.request_id!r} {fault}; mend the engine")
+    if generation.request_id != request.request_id:
+        fault = f"answers {generation.request_id!r}"
+    elif not 0 < count <= request.max_tokens:
+        fault = f"holds {count} tokens of at most {request.max_tokens}"
+    elif not len(generation.behaviour_logprobs) == len(generation.model_logprobs) == count:
+        fault = "has not one log-probability of each kind per token"
+    elif sum([span.length for span in generation.versions]) != count:
+        fault = "has policy versions that do not cover its tokens"
+    elif (generation.finish is FinishReason.STOP) != output.ended:
+        fault = f"says {generation.finish} but its last token says otherwise"
+    else:
+        return
+    raise EngineError(f"the generation for request {request.request_id!r} {fault}; mend the engine")
