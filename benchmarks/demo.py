@@ -21,7 +21,9 @@ def run_seed(seed: int, folder: Path) -> dict[str, float]:
     started = time.perf_counter()
     run_id, model = f"bench-demo-{seed}", folder / f"model-{seed}"
     common = [RECIPE, f"run.seed={seed}"]
-    subprocess.run([*HOTPOT, "model", "warmstart", *common, "--out", str(model)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*HOTPOT, "model", "warmstart", *common, "--out", str(model)], check=True, stdout=subprocess.DEVNULL
+    )
     train = [*HOTPOT, "train", *common, f"run.id={run_id}", f"run.folder={folder}", f"model.path={model}"]
     subprocess.run(train, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - started
@@ -37,7 +39,10 @@ def main() -> None:
     results = []
     for seed in seeds:
         results.append(run_seed(seed, folder))
-        print(f"seed {seed}: " + "  ".join(f"{key} {value:.3f}" for key, value in results[-1].items()), flush=True)
+        print(
+            f"seed {seed}: " + "  ".join(f"{key} {value:.3f}" for key, value in results[-1].items()),
+            flush=True,
+        )
     line = {
         "seeds": len(seeds),
         "before_max": max(result["before"] for result in results),

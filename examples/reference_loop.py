@@ -79,9 +79,6 @@ def read(tokenizer: PolicyTokenizer, sampled: Sequence[int]) -> Action:
     return Action(tool_call=ToolCall(name=match[1], arguments=canonical_json(arguments)))
 
 
-# ---- rollout ----
-
-
 @dataclass
 class Episode:
     """One agent in one environment: every token so far, and which of them the model sampled."""
@@ -164,9 +161,6 @@ def play(
     return episodes
 
 
-# ---- learning ----
-
-
 @dataclass(frozen=True)
 class Sample:
     """One trajectory to learn from: tokens, which of them were sampled, their old log-probabilities, the advantage."""
@@ -183,6 +177,17 @@ def advantages(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
     for reward, group in zip(rewards, groups, strict=True):
         members.setdefault(group, []).append(reward)
     return [r - sum(members[g]) / len(members[g]) for r, g in zip(rewards, groups, strict=True)]
+
+
+def collect(model, tokenizer, environment, tasks, generator) -> tuple[list[Episode], list[Sample]]:
+    """Play 8 episodes of every task; return them, and what there is to learn from them."""
+    episodes = play(model, tokenizer, environment, tasks, generator, samples=8)
+    gains = advantages([e.reward for e in episodes], [e.group for e in episodes])
+    signal = {e.group for e, gain in zip(episodes, gains, strict=True) if gain != 0}
+    pairs = [
+        (e, gain) for e, gain in zip(episodes, gains, strict=True) if e.group in signal
+    ]  # others say nothing
+    return episodes, [Sample(e.tokens, e.sampled, e.logprobs, gain) for e, gain in pairs]
 
 
 def token_logprobs(model: Decoder, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -281,14 +286,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
     for update in range(1, arguments.updates + 1):
         tasks = [environment.task(Split.TRAIN, arguments.seed, update * 16 + i) for i in range(16)]
-        episodes = play(model, tokenizer, environment, tasks, generator, samples=8)
-        gains = advantages([e.reward for e in episodes], [e.group for e in episodes])
-        signal = {e.group for e, gain in zip(episodes, gains, strict=True) if gain != 0}
-        batch = [
-            Sample(e.tokens, e.sampled, e.logprobs, gain)
-            for e, gain in zip(episodes, gains, strict=True)
-            if e.group in signal  # a group with equal rewards says nothing
-        ]
+        episodes, batch = collect(model, tokenizer, environment, tasks, generator)
         shuffle.shuffle(batch)
         losses = learn(model, optimizer, [batch[i::4] for i in range(4)]) if len(batch) >= 4 else []
         mean = sum(e.reward for e in episodes) / len(episodes)
