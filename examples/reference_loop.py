@@ -1,9 +1,9 @@
 """The whole algorithm in one file: warm start, rollout, group advantages, clipped policy gradient, hold-out evaluation.
 
-No store, no engine, no processes: what Hotpot's parts do together, written so that it can be read in one sitting. It
-shares no code with Hotpot's engine, rollout or learner; it imports the records, the environment and the decoder.
+What Hotpot's parts do together, to be read in one sitting. It shares no code with Hotpot's engine, rollout or learner;
+it imports the records, the environment and the decoder.
 
-    python examples/reference_loop.py [--seed 0] [--updates 60]
+    python examples/reference_loop.py [--seed 0] [--updates 50]
 
 The algorithm: imitate a careless demonstrator, then repeat { sample 16 tasks x 8 episodes; advantage = reward minus the
 mean of the task's own episodes (arXiv:2503.20783); one pass of 4 clipped policy-gradient steps (arXiv:1707.06347) on the
@@ -28,7 +28,7 @@ from hotpot.ids import canonical_json
 from hotpot.models import Decoder, DecoderConfig, KeyValueCache, PolicyTokenizer, train_tokenizer
 from hotpot.types import Action, Message, Observation, Role, Split, Task, ToolCall
 
-MAX_STEPS, MAX_STEP_TOKENS, MAX_CONTEXT, LEARNING_RATE = 8, 48, 512, 1.5e-4
+MAX_STEPS, MAX_STEP_TOKENS, MAX_CONTEXT, LEARNING_RATE = 8, 48, 512, 3e-4
 SHAPE = {
     "hidden_size": 128, "intermediate_size": 384, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4,
     "rope_theta": 1000.0, "max_context_tokens": MAX_CONTEXT, "initializer_range": 0.06,
@@ -232,7 +232,7 @@ def descend(model: Decoder, optimizer: torch.optim.Optimizer, loss: Tensor) -> f
 
 def warm_start(environment: BoundEnvironment, *, seed: int, steps: int) -> tuple[Decoder, PolicyTokenizer]:
     """Make a tokenizer and a small model that imitates the careless demonstrator."""
-    batch, peak, warmup = 16, 3e-3, max(1, steps // 10)
+    batch, peak, warmup = 8, 3e-3, max(1, steps // 10)
     tasks = [environment.task(Split.TRAIN, seed + 1_000_003, index) for index in range(steps * batch)]
     shown = [demonstrate(environment, task, index) for index, task in enumerate(tasks)]
     corpus = [environment.system_prompt()]
@@ -268,14 +268,14 @@ def transcript(tokenizer: PolicyTokenizer, environment: BoundEnvironment, shown:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--updates", type=int, default=50)
     arguments = parser.parse_args()
     started, shuffle = time.perf_counter(), random.Random(arguments.seed)
     generator = torch.Generator().manual_seed(arguments.seed)
     environment = load_environment("order_desk", {})
-    model, tokenizer = warm_start(environment, seed=arguments.seed, steps=400)
+    model, tokenizer = warm_start(environment, seed=arguments.seed, steps=700)
     holdout = [environment.task(Split.HOLDOUT, arguments.seed, i) for i in range(512)]
 
     def success() -> float:
@@ -283,8 +283,11 @@ def main() -> None:
         return sum(episode.success for episode in episodes) / len(episodes)
 
     print(f"warm start: hold-out success {success():.3f} after {time.perf_counter() - started:.0f} s")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
     for update in range(1, arguments.updates + 1):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (
+            1 - 0.9 * (update - 1) / max(1, arguments.updates - 1)
+        )
         tasks = [environment.task(Split.TRAIN, arguments.seed, update * 16 + i) for i in range(16)]
         episodes, batch = collect(model, tokenizer, environment, tasks, generator)
         shuffle.shuffle(batch)

@@ -227,7 +227,7 @@ ODD_VALUES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_the_gate_never_raises_and_whatever_it_accepts_can_be_stored(data):
     trajectory = make_trajectory(num_steps=2)

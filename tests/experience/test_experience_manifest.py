@@ -1,7 +1,9 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -85,16 +87,29 @@ def test_the_lock_is_let_go_and_does_not_live_on_in_children(tmp_path):
     sleeper.wait()
 
 
-def test_a_forked_child_does_not_hold_the_lock(tmp_path):
-    lock = OwnerLock(tmp_path)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.read(read, 1)  # lives until the parent is done
-        os._exit(0)
-    lock.release()
+def test_a_forked_child_does_not_hold_the_lock_of_a_parent_that_died(tmp_path):
+    # A process takes the lock, forks a child that lives on, and dies without letting go.
+    script = (
+        "import os, sys, time; from pathlib import Path; from hotpot.experience.owner import OwnerLock\n"
+        "lock = OwnerLock(Path(sys.argv[1]))\n"
+        "if os.fork() == 0:\n"
+        "    print('child', os.getpid(), flush=True)\n"
+        "    os.close(1); os.close(2)\n"
+        "    time.sleep(20)\n"
+        "    os._exit(0)\n"
+        "sys.stdin.read(1)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(parent.stdout.readline().split()[1])
+    with pytest.raises(RunFolderError, match="one writer"):
+        OwnerLock(tmp_path)
+    parent.communicate("x", timeout=20)
+    os.kill(child, 0)  # it lives
     OwnerLock(tmp_path).release()
-    os.write(write, b"x")
-    os.waitpid(child, 0)
-    os.close(read)
-    os.close(write)
+    os.kill(child, signal.SIGKILL)

@@ -136,6 +136,35 @@ def test_deals_differ_by_seed_update_and_epoch() -> None:
     assert len(set(dealt.values())) == len(keys)
 
 
+def test_deals_are_random_even_where_all_lengths_differ() -> None:
+    sequences = [
+        dataclasses.replace(
+            make_sequence(0, index, reward=float(index)),
+            **{
+                name: np.concatenate([np.zeros(index, value.dtype), value])
+                for name, value in arrays_of(make_sequence(0, 0)).items()
+            },
+        )
+        for index in range(8)
+    ]
+    batch = batch_of(sequences)
+    found = {
+        tuple(m.start for m in deal(batch, minibatches=2, seed=seed, update=1, epoch=0)[0])
+        for seed in range(40)
+    }
+    assert len(found) > 8  # of the 16 that take one of each pair of neighbours
+
+
+def test_numbers_in_ids_order_the_batch() -> None:
+    batch = batch_of([make_sequence(0, sample, reward=float(sample)) for sample in range(12)])
+    assert [m.sequence.trajectory_id for m in batch.sequences] == [f"0.{sample}.0" for sample in range(12)]
+
+
+def arrays_of(sequence) -> dict[str, np.ndarray]:
+    names = ("tokens", "loss_mask", "behaviour_logprobs", "model_logprobs", "token_policy_version")
+    return {name: getattr(sequence, name) for name in names}
+
+
 def test_segments_of_a_trajectory_stay_together() -> None:
     sequences = [*make_batch(), make_sequence(0, 1, reward=1.0, segment=1)]
     for hand in deal(batch_of(sequences), minibatches=4, seed=0, update=1, epoch=0):

@@ -121,16 +121,19 @@ def test_losses_equal_those_of_an_independent_update(changes, temperature: float
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 def test_any_split_into_passes_gives_the_same_gradient(aggregation: str) -> None:
     sequences = [*make_batch(groups=4), make_sequence(0, 1, reward=1.0, segment=1, turns=1)]
-    gradients = []
+    gradients, results = [], []
     for micro_batch_tokens in (40, 120, 100_000):
         learner = make_learner(
             minibatches=1, micro_batch_tokens=micro_batch_tokens, max_grad_norm=1e9, aggregation=aggregation
         )
-        learner.update(sequences, update=1, policy_version=3)
+        results.append(learner.update(sequences, update=1, policy_version=3))
         gradients.append([p.grad for p in learner.decoder.parameters()])
-    for other in gradients[1:]:
+    for other, result in zip(gradients, results, strict=True):
         for one, two in zip(gradients[0], other, strict=True):
             assert torch.allclose(one, two, atol=1e-6, rtol=1e-5)
+        for name in ("loss", "ratio_mean", "clip_fraction", "approx_kl", "overlap", "entropy"):
+            assert getattr(result, name) == pytest.approx(getattr(results[0], name), rel=1e-5, abs=1e-6), name
+        assert result.statistics.num_tokens == result.num_loss_tokens
 
 
 def test_same_inputs_give_the_same_bits_in_any_order_of_arrival() -> None:
@@ -281,6 +284,10 @@ def test_the_learning_rate_falls_linearly() -> None:
     assert [learner.learning_rate(u) for u in (1, 10, 99)] == pytest.approx([1.0, 0.1, 0.1])
     assert learner.learning_rate(4) - learner.learning_rate(5) == pytest.approx(0.1)
     assert learner.update(make_batch(), update=10, policy_version=3).learning_rate == pytest.approx(0.1)
+    ended = make_learner(learning_rate=1.0, final_learning_rate_share=0.0)
+    before = checksum(ended.weights())
+    ended.update(make_batch(), update=10, policy_version=3)
+    assert checksum(ended.weights()) == before
 
 
 def test_gradients_are_clipped() -> None:

@@ -9,7 +9,7 @@ from rollout_parts import PROVENANCE, FakeTime, compact_tokenizer, seen_by_engin
 
 from hotpot.config import RolloutSection
 from hotpot.envs import BoundEnvironment
-from hotpot.errors import EngineError, ModelFilesError, SamplingOverrideError, StoreError
+from hotpot.errors import EngineError, EnvironmentFailure, ModelFilesError, SamplingOverrideError, StoreError
 from hotpot.experience.gate import check
 from hotpot.experience.ledger import Lease, Ledger
 from hotpot.experience.rules import Limits
@@ -192,6 +192,12 @@ def test_a_failed_attempt_is_tried_again_in_a_fresh_environment() -> None:
     assert rollout.counts.failures.total() == 2
 
 
+def test_a_try_again_comes_before_plans_that_wait() -> None:
+    engine = FakeEngine(obedient, max_concurrency=1)
+    flat(make_rollout(engine, echo_environment(failing_starts=1)).collect(make_plans(3, 1), Purpose.TRAINING))
+    assert [r.session_id for r in engine.submitted[::2]] == ["0.0.1", "1.0.0", "2.0.0"]
+
+
 @pytest.mark.parametrize("at_step", [0, 1, 2])
 def test_an_episode_that_fails_every_time_is_dropped_and_no_reward_of_zero(at_step: int) -> None:
     log = Log()
@@ -213,6 +219,19 @@ def test_garbage_is_a_failure(switch: str) -> None:
     rollout = make_rollout(FakeEngine(obedient), echo_environment({switch: True}), log=log, max_attempts=1)
     assert flat(rollout.collect(make_plans(1, 1), Purpose.TRAINING)) == []
     assert "broke its contract" in log.dropped["0.0.0"]
+
+
+def test_any_reason_can_be_put_on_the_ledger(tmp_path: Path) -> None:
+    class Odd(EchoEnvironment):
+        def reset(self, task: Any, seed: int) -> Any:
+            raise EnvironmentFailure("\ud800 \x00" + "x" * 10**6)
+
+    bound = dataclasses.replace(echo_environment(), spec=dataclasses.replace(ECHO, make=Odd))
+    ledger = Ledger(tmp_path / "control.sqlite", "run")
+    rollout = make_rollout(FakeEngine(obedient), bound, log=ledger, max_attempts=2)
+    assert flat(rollout.collect(make_plans(1, 1), Purpose.TRAINING)) == []
+    assert (ledger.counts().failed, ledger.counts().dropped) == (1, 1)
+    assert all(len(row.reason) < 1100 for row in ledger.not_logged())
 
 
 def test_attempts_on_the_real_ledger_end_once(tmp_path: Path) -> None:

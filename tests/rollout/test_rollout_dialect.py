@@ -13,7 +13,7 @@ from rollout_parts import (
     message,
 )
 
-from hotpot.errors import ModelFilesError
+from hotpot.errors import EnvironmentSpecError, ModelFilesError
 from hotpot.models.tokenizer import CHAT_TEMPLATE
 from hotpot.rollout import Dialect, Rewrite
 from hotpot.types import Action, Message, Role, Stage, ToolCall
@@ -305,3 +305,33 @@ def test_template_that_refuses_a_role_in_the_middle_is_a_clear_error() -> None:
     conversation, _ = dialect.open([message("user", "a")])
     with pytest.raises(ModelFilesError, match=r"user, assistant, tool .bad role"):
         conversation.extend(dialect.parse(dialect.encode_action(Action(answer="b"))), [message("tool", "c")])
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]", "5"])
+def test_given_calls_without_an_object_are_a_clear_error(arguments: str) -> None:
+    example = Message(
+        role=Role.ASSISTANT, content="", tool_calls=(ToolCall(name="echo", arguments=arguments),)
+    )
+    with pytest.raises(EnvironmentSpecError, match="give a JSON object"):
+        ALL["compact"].open([message("user", "a"), example])
+
+
+def test_prompts_are_read_only() -> None:
+    prompt = ALL["compact"].open([message("user", "a")])[1]
+    with pytest.raises(ValueError, match="read-only"):
+        prompt.tokens[0] = 0
+
+
+def test_a_thought_in_a_rewritten_prompt_keeps_its_stage() -> None:
+    source = SMOL_TEMPLATE.replace(
+        "+ message['content']", "+ ('' if loop.last else 'old ') + message['content']"
+    )
+    dialect = Dialect(chatml_tokenizer(source))
+    conversation, _ = dialect.open([message("user", "a")])
+    sampled = np.append(dialect.tokenizer.encode_template("<think>hm</think>\n\n42"), dialect.end_token)
+    prompt = conversation.extend(dialect.parse(sampled.astype(np.int32)), [message("tool", "ok")])
+    assert isinstance(prompt, Rewrite)
+    stages = [stage for stage, _ in prompt.spans]
+    assert stages == [SYSTEM, INSTRUCTION, Stage.THOUGHT, Stage.ANSWER, RESULT]
+    start = sum(length for _, length in prompt.spans[:2])
+    assert dialect.tokenizer.decode(prompt.tokens[start : start + prompt.spans[2][1]]) == "hm"

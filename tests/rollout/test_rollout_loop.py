@@ -367,6 +367,14 @@ BAD_OPENINGS = {
     "bytes": (dataclasses.replace(OPENING, messages=(Message(role=Role.USER, content=b"a"),)), "bytes"),  # type: ignore[arg-type]
     "surrogate": (dataclasses.replace(OPENING, messages=(message("user", "\ud800"),)), "surrogate"),
     "tools": (dataclasses.replace(OPENING, tools=None), "tools"),  # type: ignore[arg-type]
+    "tool list": (
+        dataclasses.replace(OPENING, tools=(dataclasses.replace(TOOL, name=["echo"]),)),  # type: ignore[arg-type]
+        "not text",
+    ),
+    "calls": (
+        dataclasses.replace(OPENING, messages=(Message(role=Role.USER, content="a", tool_calls=("f",)),)),  # type: ignore[arg-type]
+        "tuple of ToolCall",
+    ),
 }
 
 

@@ -146,3 +146,8 @@ def test_a_template_may_ask_whether_there_is_a_date() -> None:
 def test_a_template_that_is_none_is_a_clear_error(source: str) -> None:
     with pytest.raises(ModelFilesError):
         ChatTemplate(source, special_texts=())
+
+
+def test_no_tools_and_an_empty_list_of_tools_are_the_same() -> None:
+    template = ChatTemplate("{% if tools is not none %}tools{% endif %}", special_texts=())
+    assert template.render([USER], [], generation_prompt=True).text == ""

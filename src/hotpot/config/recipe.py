@@ -83,9 +83,9 @@ class WarmstartSection(Section):
     """Standard deviation of the initial weights."""
     max_context_tokens: PositiveInt = 512
     """Longest context the model is built for."""
-    steps: PositiveInt = 400
+    steps: PositiveInt = 700
     """Optimiser steps."""
-    batch_size: PositiveInt = 16
+    batch_size: PositiveInt = 8
     """Demonstrations in an optimiser step."""
     learning_rate: PositiveFloat = 3e-3
     """Peak learning rate; linear warm-up over a tenth of the steps, cosine decay to a tenth."""
@@ -145,9 +145,9 @@ class EngineSection(Section):
     """Which engine; ``embedded`` runs in the process."""
     max_concurrency: PositiveInt = 128
     """Trajectories whose key/value cache is held at once."""
-    admit_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    admit_share: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Waiting requests are prefilled together once they are this share of all requests in the engine, or nothing runs."""
-    prefill_tokens: PositiveInt = 4096
+    prefill_tokens: PositiveInt = 2048
     """Largest padded size of one prefill pass, in tokens; longer prompts are computed in pieces of this size."""
 
 

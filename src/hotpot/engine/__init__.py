@@ -5,6 +5,8 @@
 ``randomness``  the uniform number that samples a token, fixed by its key and position
 ``sampler``     from logits to tokens and log-probabilities
 ``scheduler``   who is prefilled when, and in which slot of the key/value cache
+``stream``      which tokens one forward pass computes
+``rows``        the running requests as arrays
 ``embedded``    the engine that runs in this process (the only modules here that import torch are ``embedded*``)
 """
 

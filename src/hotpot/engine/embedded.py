@@ -2,17 +2,18 @@
 
 Owns its own copy of the weights, the cache, and what happens in a step::
 
-    submit ──► Scheduler (waiting ► slot) ──► prefill queue ──► decode batch ──► Generation
-                                                  │ one padded batch a step,         │ one token for every
-                                                  ▼ at most prefill_tokens           ▼ running request
-                                              logits ──────► sampler ◄────────── logits
+    submit ──► gate ──► Scheduler: waiting ──► slot
+                                                 │ plan_stream: one token of every generating request,
+                                                 ▼ and pieces of prompts, at most prefill_tokens
+                            forward (one pass a step) ──► logits ──► sample ──► RowTable ──► Generation
 
 Knows no messages, episodes or files. One thread at a time may call it.
 
 Invariants: weights change only between steps, whole, and each sampled token is reported under the version that sampled
-it. A prompt that is not complete at a publish is begun again. A request that has sampled goes on with the keys and values that the old weights computed for its earlier
-tokens (recomputing them would change what it was conditioned on half-way); its slot is never reused by a later
-request. A new request reuses only what the weights serving now computed, and only after comparing the tokens.
+it. A prompt that is not complete at a publish is begun again. A request that has sampled goes on with the keys and
+values that the old weights computed for its earlier tokens (computing them again would change what the sampled ones
+were conditioned on); its slot is never reused by a later request. A new request reuses only what the weights serving
+now computed, and only after comparing the tokens.
 """
 
 import time
@@ -25,14 +26,15 @@ from numpy.typing import NDArray
 from hotpot.config.recipe import EngineSection
 from hotpot.engine.embedded_attention import StreamAttention
 from hotpot.engine.embedded_cache import SlotCache
-from hotpot.engine.embedded_forward import PackedWeights, forward, rotary_table
+from hotpot.engine.embedded_forward import forward, rotary_table
+from hotpot.engine.embedded_weights import PackedWeights, load
 from hotpot.engine.gate import RequestGate
 from hotpot.engine.rows import Flight, RowTable
 from hotpot.engine.sampler import sample
 from hotpot.engine.scheduler import Scheduler
 from hotpot.engine.stream import Stream, plan_stream
 from hotpot.errors import EngineError
-from hotpot.models import DecoderConfig, Weights, checksum
+from hotpot.models import DecoderConfig, Weights
 from hotpot.types import (
     EngineInfo,
     EngineReport,
@@ -83,7 +85,7 @@ class EmbeddedEngine:
         self._max_context = max_context_tokens
         self._table = rotary_table(config, max_context_tokens)
         self._serving, self._standby = PackedWeights(config), PackedWeights(config)
-        self._checksum = self._load(self._serving, weights)
+        self._checksum = load(self._serving, weights)
         self._version = policy_version
         self._epoch = 0
         slots = settings.max_concurrency
@@ -146,7 +148,7 @@ class EmbeddedEngine:
                 f"policy version {policy_version} does not grow: {self._version} is being served; "
                 "versions are never reused, take the next one"
             )
-        found = self._load(self._standby, weights)
+        found = load(self._standby, weights)
         for slot, flight in self._flights.items():
             self._close_span(slot, flight)
         self._serving, self._standby = self._standby, self._serving
@@ -185,33 +187,6 @@ class EmbeddedEngine:
         if self._closed:
             raise EngineError("the engine is closed; make a new one")
 
-    def _load(self, buffer: PackedWeights, weights: Weights) -> str:
-        """Copy ``weights`` into ``buffer`` and return their checksum; raise :class:`EngineError` where they don't fit."""
-        expected = {name: tensor.shape for name, tensor in buffer.unpack().items()}
-        given = {name: tensor.shape for name, tensor in weights.items()}
-        if expected != given:
-            wrong = sorted(n for n in expected.keys() | given.keys() if expected.get(n) != given.get(n))
-            raise EngineError(
-                f"the weights do not fit the engine's model: {wrong[0]} has shape {given.get(wrong[0])}, expected "
-                f"{expected.get(wrong[0])} ({len(wrong)} differ); publish weights of the same decoder"
-            )
-        for name, tensor in weights.items():
-            if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
-                raise EngineError(
-                    f"weight {name} is {tensor.dtype} or holds NaN or infinity; publish finite float32 weights "
-                    "(look at the last update's loss and gradient norm)"
-                )
-        with torch.no_grad():
-            source = checksum(weights)
-            buffer.fill(weights)
-            copied = checksum(buffer.unpack())
-        if source != copied:
-            raise EngineError(
-                f"the copied weights have checksum {copied}, their source {source}: they changed while being copied; "
-                "publish when no optimiser step is running"
-            )
-        return copied
-
     def _admit(self) -> None:
         now = time.perf_counter()
         for admission in self._scheduler.admit():
@@ -249,13 +224,18 @@ class EmbeddedEngine:
             self._drop(slots[~sound])
         ended = rows.append(slots, drawn.tokens, drawn.behaviour_logprobs, drawn.model_logprobs)
         # Every slot that generated or has completed its prompt is among ``slots``.
-        for slot in np.setdiff1d(slots, self._generating, assume_unique=True).tolist():
-            del self._prompts[slot]
+        if self._prompts:
+            for slot in slots[rows.count[slots] == 1].tolist():
+                del self._prompts[slot]
+        if not ended.any() and len(slots) == len(self._generating):
+            return []
         self._generating = slots[~ended]
         return [self._finish(slot) for slot in slots[ended].tolist()]
 
     def _groups(self, slots: NDArray[np.int64]) -> list[tuple[SamplingParams, NDArray[np.intp]]]:
         """Return the rows of ``slots`` by their purpose's sampling parameters."""
+        if len(self._params) == 1:
+            return [(self._params[0], np.arange(len(slots)))]
         which = self._rows.purpose[slots]
         return [(self._params[index], np.flatnonzero(which == index)) for index in np.unique(which).tolist()]
 

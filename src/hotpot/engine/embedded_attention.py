@@ -77,9 +77,7 @@ class OneQuery:
         if self._in_place and last - first > count:
             self._inside = slots - first
             positions = torch.zeros(last - first, dtype=torch.int64).index_copy_(0, self._inside, positions)
-        limits = positions.repeat_interleave(cache.num_kv_heads)
-        hidden = torch.arange(self._length) > limits[:, None]
-        self._mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))[:, None]
+        self._mask = _hide(torch.arange(self._length) > positions[:, None])[:, None]
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """Return what ``q`` float ``[B, num_heads, head_dim]`` attends to: float ``[B, num_heads * head_dim]``."""
@@ -92,8 +90,9 @@ class OneQuery:
                 q = q.new_zeros(self._range[1] - self._range[0], heads, dim).index_copy_(0, self._inside, q)
         else:
             keys, values = cache.gather(layer, self._slots, self._length)
-        q = q.reshape(len(keys), heads // cache.num_kv_heads, dim)
-        scores = torch.baddbmm(self._mask, q, keys.transpose(1, 2), alpha=dim**-0.5)
+        q = (q * dim**-0.5).reshape(len(keys), heads // cache.num_kv_heads, dim)
+        scores = torch.bmm(q, keys.transpose(1, 2))
+        scores.view(-1, heads, self._length).add_(self._mask)
         out = torch.bmm(torch.softmax(scores, -1), values).view(-1, heads * dim)
         return out if self._inside is None else out.index_select(0, self._inside)
 
@@ -111,8 +110,7 @@ class ManyQueries:
         self._length = int((starts + lengths).max())
         self._padded = owner * self._width + (positions - starts[owner])
         queries = starts[:, None] + torch.arange(self._width)
-        hidden = torch.arange(self._length) > queries[:, :, None]
-        self._mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))[:, None]
+        self._mask = _hide(torch.arange(self._length) > queries[:, :, None])[:, None]
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """Return what ``q`` float ``[N, num_heads, head_dim]`` of all pieces attends to: float
@@ -131,3 +129,8 @@ class ManyQueries:
         )
         out = out.transpose(1, 2).reshape(self._rows * self._width, heads * dim)
         return out.index_select(0, self._padded)
+
+
+def _hide(hidden: Tensor) -> Tensor:
+    """Return what to add to scores so that ``hidden`` (bool) keys get no weight: float32 of the same shape."""
+    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))

@@ -92,8 +92,10 @@ class RowTable:
         """Return the number that samples each slot's next token: float64 ``[len(slots)]``."""
         count = self.count[slots]
         offset = count % _CHUNK
-        for chunk in np.unique(count[(offset == 0)] // _CHUNK):
-            self.draw(slots[count == chunk * _CHUNK], int(chunk))
+        fresh = offset == 0
+        if fresh.any():
+            for chunk in np.unique(count[fresh] // _CHUNK).tolist():
+                self.draw(slots[count == chunk * _CHUNK], chunk)
         return self.uniforms[slots, offset]
 
     def append(

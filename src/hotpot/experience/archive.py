@@ -206,7 +206,7 @@ def archive_segment(lake: Lake, path: Path) -> None:
     for name in TABLES:
         pieces = [table for frame in segment.frames if (table := frame.table(name)) is not None]
         if pieces:
-            rows = pa.concat_tables(pieces)
+            rows = pa.concat_tables(pieces).combine_chunks()
             counts[name] = rows.num_rows
             lake.commit(name, segment.number, rows)
     if counts:

@@ -8,6 +8,9 @@ the column ``_segment`` of every row. When all tables of a segment are committed
 ``segments``: the watermark. Segments are committed in order, so rows with ``_segment`` up to the watermark are complete
 and what lies above is the half-finished work of a writer that is still busy, or died and will repeat it. The column,
 not a Delta version, draws that line because it survives compaction. Once a run is at rest no row is above it.
+
+The column ``_row`` counts the rows a segment brought to a table: (``_segment``, ``_row``) is the order of recording, which
+Delta itself does not keep.
 """
 
 import time
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -28,18 +32,11 @@ from hotpot.types import SCHEMA_VERSION, TABLES
 SEGMENT_COLUMN = "_segment"
 """Name of the hidden column that says which log segment a row came through."""
 
+ROW_COLUMN = "_row"
+"""Name of the hidden column that counts the rows of a segment, from 0."""
+
 LAKE_ERRORS = (DeltaError, OSError, pa.ArrowException)
 """What a failing storage raises here."""
-
-_SEGMENT_FIELD = pa.field(
-    SEGMENT_COLUMN,
-    pa.int64(),
-    nullable=False,
-    metadata={
-        "meaning": "Log segment the row came through; complete up to the last one in table segments",
-        "unit": "",
-    },
-)
 
 _CONFIGURATION = {"delta.checkpointInterval": "10"}
 
@@ -49,6 +46,15 @@ _WRITER = WriterProperties(compression="ZSTD", compression_level=1)
 def _described(name: str, kind: pa.DataType, meaning: str, unit: str = "") -> "pa.Field[Any]":
     return pa.field(name, kind, nullable=False, metadata={"meaning": meaning, "unit": unit})
 
+
+_HIDDEN_FIELDS = (
+    _described(
+        SEGMENT_COLUMN,
+        pa.int64(),
+        "Log segment the row came through; complete up to the last one in table segments",
+    ),
+    _described(ROW_COLUMN, pa.int64(), "Place of the row among those its segment brought to the table"),
+)
 
 SEGMENTS_SCHEMA = pa.schema(
     [
@@ -75,7 +81,7 @@ SEGMENTS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFiles:
-    """The Parquet files of one table at one Delta version, in the order of the segments they hold."""
+    """The Parquet files of one table at one Delta version."""
 
     version: int
     paths: tuple[str, ...]
@@ -105,9 +111,10 @@ class Lake:
 
     def commit(self, table: str, segment: int, rows: pa.Table) -> bool:
         """Append ``rows`` of ``segment`` to ``table``; return False where that segment is in it already."""
-        schema = pa.schema([_SEGMENT_FIELD, *SCHEMAS[table]])
-        numbers = pa.repeat(pa.scalar(segment, pa.int64()), rows.num_rows)
-        data = pa.Table.from_arrays([numbers, *rows.columns], schema=schema)
+        schema = pa.schema([*_HIDDEN_FIELDS, *SCHEMAS[table]])
+        segments = pa.repeat(pa.scalar(segment, pa.int64()), rows.num_rows)
+        places = pa.array(np.arange(rows.num_rows))
+        data = pa.Table.from_arrays([segments, places, *rows.columns], schema=schema)
         return self._append(table, segment, data, TABLES[table].__doc__ or table)
 
     def publish(self, segment: int, rows_by_table: Mapping[str, int]) -> bool:
@@ -176,10 +183,6 @@ class Lake:
         self._handles[name] = handle
         actions = pa.table(handle.get_add_actions(flatten=True))
         paths: list[Any] = actions.column("path").to_pylist()
-        order = f"min.{'segment' if name == 'segments' else SEGMENT_COLUMN}"
-        if order in actions.column_names:
-            starts = actions.column(order).to_pylist()
-            paths = [path for _, path in sorted(zip(starts, paths, strict=True))]
         root = self._folder / name
         return TableFiles(version=handle.version(), paths=tuple(str(root / path) for path in paths))
 

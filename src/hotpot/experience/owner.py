@@ -53,5 +53,6 @@ class OwnerLock:
         """Let another writer in. May be called twice."""
         if self._descriptor is not None and self._descriptor in _held:
             _held.discard(self._descriptor)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child that was forked a moment ago
             os.close(self._descriptor)
         self._descriptor = None

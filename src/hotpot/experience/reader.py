@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any, Self
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from hotpot.errors import RunFolderError, UsageError
-from hotpot.experience.lake import SEGMENT_COLUMN, Lake
+from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.manifest import Manifest, read_manifest
 from hotpot.experience.schema import COLUMNS, SCHEMAS
-from hotpot.experience.snapshot import Snapshot, take_snapshot
-from hotpot.types import TABLES
+from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
+from hotpot.types import SCHEMA_VERSION, TABLES
+
+_ORDER = f"{SEGMENT_COLUMN}, {ROW_COLUMN}"
+_LAST = 2**62
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
@@ -49,11 +53,19 @@ class RunReader:
         """
         return self._query(query, params, _named_tables(query))
 
-    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a whole table, or only the named columns of it, in the order its rows were recorded.
+    def table(
+        self,
+        name: str,
+        columns: Sequence[str] | None = None,
+        *,
+        where: str = "true",
+        params: Parameters | None = None,
+    ) -> pa.Table:
+        """Return a table, or only the named columns of it, in the order its rows were recorded.
 
-        Only the asked columns are read from the lake. The result carries each column's meaning and unit. Raises
-        :class:`UsageError` where table or column is unknown.
+        ``where`` is an SQL condition over its columns, with ``params``. Only what is asked for is read from the lake. The
+        result carries each column's meaning and unit. Raises :class:`UsageError` where table, column or condition is
+        wrong.
         """
         if name not in TABLES:
             raise UsageError(f"unknown table {name!r}; tables are {', '.join(TABLES)}")
@@ -62,15 +74,15 @@ class RunReader:
         unknown = [column for column in names if column not in known]
         if unknown or not names:
             raise UsageError(f"table {name} has no columns {unknown}; columns are {', '.join(known)}")
-        listed = ", ".join(f'"{column}"' for column in names)
-        result = self._query(f"SELECT {listed} FROM {name}", None, (name,))
-        schema = pa.schema([SCHEMAS[name].field(column) for column in names], SCHEMAS[name].metadata)  # type: ignore[arg-type]
-        return result.cast(schema)
+        query = f"SELECT {_listed(names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
+        result = self._query(query, params, (name,))
+        fields = [SCHEMAS[name].field(column) for column in names]
+        return result.cast(pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)}))
 
     def _query(self, query: str, params: Parameters | None, tables: Sequence[str]) -> pa.Table:
         snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
         with duckdb.connect(":memory:") as database:
-            _lock_down(database, snapshot)
+            _prepare(database, snapshot)
             try:
                 statements = database.extract_statements(query)
                 if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -93,38 +105,64 @@ def _named_tables(query: str) -> list[str]:
     return named or list(TABLES)
 
 
-def _lock_down(database: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
-    """Define the views, then take away everything but reading them."""
-    database.execute("SET python_enable_replacements = false")
-    database.execute("SET autoinstall_known_extensions = false")
-    database.execute("SET autoload_known_extensions = false")
+def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
+    """Define the views, and take away everything but reading them."""
     paths = [path for table in snapshot.tables.values() for path in table.paths]
-    # The whole list in one statement: paths are our own file names, quoted as SQL text.
-    database.execute(f"SET allowed_paths = [{', '.join(map(_text, paths))}]")
-    database.execute("SET enable_external_access = false")
-    for name in TABLES:
-        _create_view(database, snapshot, name)
+    # Only these very files may be opened, and a single SELECT can only read. Paths are our own, quoted as SQL text.
+    database.execute(
+        "SET python_enable_replacements = false; SET autoinstall_known_extensions = false; "
+        "SET autoload_known_extensions = false; "
+        f"SET allowed_paths = [{', '.join(map(_text, paths))}]; SET enable_external_access = false"
+    )
+    for name, table in snapshot.tables.items():
+        columns = [column.name for column in COLUMNS[name]]
+        body = _recorded(database, name, table, snapshot.watermark, columns)
+        if name == "attempts":
+            body = _with_ledger(database, body, snapshot.unlogged, columns)
+        database.execute(
+            f"CREATE VIEW recorded_{name} AS {body}; "
+            f"CREATE VIEW {name} AS SELECT {_listed(columns)} FROM recorded_{name}"
+        )
     database.execute("SET lock_configuration = true")
 
 
-def _create_view(database: duckdb.DuckDBPyConnection, snapshot: Snapshot, name: str) -> None:
-    table = snapshot.tables.get(name)
-    listed = ", ".join(f'"{column.name}"' for column in COLUMNS[name])
-    database.register(f"log_{name}", table.tail if table is not None else SCHEMAS[name].empty_table())
-    parts = [f"SELECT {listed} FROM log_{name}"]
-    if table is not None and table.paths:
+def _recorded(
+    database: duckdb.DuckDBPyConnection,
+    name: str,
+    table: TableSnapshot,
+    watermark: int,
+    columns: Sequence[str],
+) -> str:
+    """Return the query for a table's rows in lake and log, with the hidden columns that order them."""
+    database.register(f"log_{name}", _ordered(table.tail, watermark + 1))
+    body = f"SELECT {_ORDER}, {_listed(columns)} FROM log_{name}"
+    if table.paths:
         files = ", ".join(map(_text, table.paths))
-        parts.insert(
-            0, f"SELECT {listed} FROM read_parquet([{files}]) WHERE {SEGMENT_COLUMN} <= {snapshot.watermark}"
-        )
-    body = " UNION ALL ".join(parts)
-    if name == "attempts":
-        database.register("ledger_attempts", snapshot.unlogged)
         body = (
-            f"WITH ended AS ({body}) SELECT {listed} FROM ended UNION ALL SELECT {listed} FROM ledger_attempts "
-            "WHERE attempt_id NOT IN (SELECT attempt_id FROM ended)"
+            f"SELECT {_ORDER}, {_listed(columns)} FROM read_parquet([{files}]) "
+            f"WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
         )
-    database.execute(f"CREATE VIEW {name} AS {body}")
+    return body
+
+
+def _with_ledger(
+    database: duckdb.DuckDBPyConnection, body: str, unlogged: pa.Table, columns: Sequence[str]
+) -> str:
+    database.register("ledger_attempts", _ordered(unlogged, _LAST))
+    return (
+        f"WITH ended AS ({body}) FROM ended UNION ALL SELECT {_ORDER}, {_listed(columns)} FROM ledger_attempts "
+        "WHERE attempt_id NOT IN (SELECT attempt_id FROM ended)"
+    )
+
+
+def _ordered(table: pa.Table, segment: int) -> pa.Table:
+    places = pa.array(np.arange(table.num_rows))
+    numbers = pa.array(np.full(table.num_rows, segment))
+    return table.append_column(SEGMENT_COLUMN, numbers).append_column(ROW_COLUMN, places)
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(f'"{column}"' for column in columns)
 
 
 def _text(value: str) -> str:

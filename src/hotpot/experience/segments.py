@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotpot.experience.reader import RunReader
-from hotpot.experience.schema import COLUMNS, from_table
+from hotpot.experience.schema import from_table
 from hotpot.types import StepRow, Trajectory
 
 
@@ -56,23 +55,13 @@ def read_trajectories(reader: RunReader, where: str = "true", params: Sequence[A
     ``params`` for its ``?``. Raises
     :class:`hotpot.errors.UsageError` where the condition fails.
     """
-    rows = reader.sql(f"SELECT * FROM trajectories WHERE ({where})", list(params))
-    chosen = pa.chunked_array(rows.column("trajectory_id"))
-    ids: list[Any] = chosen.to_pylist()
-    steps = reader.sql(
-        "SELECT * FROM steps WHERE trajectory_id IN (SELECT unnest(?)) ORDER BY trajectory_id, step", [ids]
-    )
+    rows = from_table("trajectories", reader.table("trajectories", where=where, params=list(params)))
+    ids = [row.trajectory_id for row in rows]
+    steps = reader.table("steps", where="trajectory_id IN (SELECT unnest(?))", params=[ids])
     by_trajectory: dict[str, list[StepRow]] = {}
-    for step in from_table("steps", _native("steps", steps)):
+    for step in from_table("steps", steps):
         by_trajectory.setdefault(step.trajectory_id, []).append(step)
-    return [
-        Trajectory(row=row, steps=tuple(by_trajectory[row.trajectory_id]))
-        for row in from_table("trajectories", _native("trajectories", rows))
-    ]
-
-
-def _native(name: str, data: pa.Table) -> pa.Table:
-    return data.select([column.name for column in COLUMNS[name]])
+    return [Trajectory(row=row, steps=tuple(by_trajectory[row.trajectory_id])) for row in rows]
 
 
 def _sequence(trajectory: Trajectory, segment: int, steps: Sequence[StepRow]) -> TrainingSequence:

@@ -32,10 +32,13 @@ class LiveView:
     ----------
     run_id: shown as the title.
     num_updates: updates the run is planned to make.
+    done: how many of them were made before, by a run that is taken up again.
     console: where to draw; a terminal gets the live table, anything else plain lines. ``Console(quiet=True)`` is silent.
     """
 
-    def __init__(self, run_id: str, num_updates: int, *, console: Console | None = None) -> None:
+    def __init__(
+        self, run_id: str, num_updates: int, *, done: int = 0, console: Console | None = None
+    ) -> None:
         self._console = console if console is not None else Console()
         self._run_id = run_id
         self._last: UpdateRow | None = None
@@ -50,7 +53,7 @@ class LiveView:
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._task = self._progress.add_task("updates", total=num_updates)
+        self._task = self._progress.add_task("updates", total=num_updates, completed=done)
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
@@ -70,7 +73,8 @@ class LiveView:
         """Show one finished update."""
         self._last = row
         self._success.append(row.success_rate)
-        self._progress.update(self._task, completed=row.update)
+        # Not the update's number: a run that lost updates in a crash has gaps between the numbers.
+        self._progress.advance(self._task)
         self._show(update_line(row))
 
     def evaluation(self, row: EvaluationRow) -> None:

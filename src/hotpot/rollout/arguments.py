@@ -129,7 +129,9 @@ def _kinds(name: str, tools: Sequence[ToolSpec]) -> dict[str, str]:
 def _property_kinds(parameters: str) -> dict[str, str]:
     """Return the JSON type of each property of a schema, where it has exactly one."""
     schema = json.loads(parameters)
-    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return {}
     return {
         key: value["type"]
         for key, value in properties.items()

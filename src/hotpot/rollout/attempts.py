@@ -11,7 +11,9 @@ from hotpot.rollout.tasks import EpisodePlan
 from hotpot.types import Purpose
 
 _MAX_REASONS = 64
-_MAX_REASON_CHARS = 200
+_MAX_TALLIED_CHARS = 200
+MAX_REASON_CHARS = 1000
+"""Longest reason on the ledger; longer ones are cut."""
 
 
 class AttemptLog(Protocol):
@@ -64,7 +66,12 @@ class RolloutCounts:
     redactions: int = 0
 
 
+def readable(reason: str) -> str:
+    """Return a reason fit for the ledger: of bounded length, and text that UTF-8 can carry."""
+    return reason[:MAX_REASON_CHARS].encode("utf-8", "replace").decode("utf-8")
+
+
 def tally(counter: Counter[str], reason: str) -> None:
     """Count a reason; rare ones beyond a bound are counted together, so that texts can't fill the memory."""
-    reason = reason[:_MAX_REASON_CHARS]
+    reason = reason[:_MAX_TALLIED_CHARS]
     counter[reason if reason in counter or len(counter) < _MAX_REASONS else "(others)"] += 1

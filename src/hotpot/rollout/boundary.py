@@ -11,7 +11,7 @@ from typing import Any
 
 from hotpot.envs import Environment
 from hotpot.errors import EnvironmentFailure
-from hotpot.types import Action, Message, Observation, Reward, Role, StepResult, Task, ToolSpec
+from hotpot.types import Action, Message, Observation, Reward, Role, StepResult, Task, ToolCall, ToolSpec
 
 _MAX_REASON_CHARS = 300
 
@@ -95,12 +95,29 @@ def _check_messages(messages: Any, roles: tuple[Role, ...]) -> None:
         for text in (message.content, message.name):
             _require(isinstance(text, str), f"a message's text is {type(text).__name__}, not str")
             _require(_is_unicode(text), "a message's text holds a lone surrogate")
+        if message.tool_calls:
+            _check_calls(message.tool_calls)
+
+
+def _check_calls(calls: Any) -> None:
+    _require(
+        isinstance(calls, tuple) and all(isinstance(call, ToolCall) for call in calls),
+        "tool_calls is not a tuple of ToolCall",
+    )
+    _require(
+        all(_is_text(text) for call in calls for text in (call.name, call.arguments)),
+        "a tool call's name or arguments are not text",
+    )
 
 
 def _check_tools(tools: Any) -> None:
     _require(
         isinstance(tools, tuple) and all(isinstance(tool, ToolSpec) for tool in tools),
         "tools is not a tuple of ToolSpec",
+    )
+    _require(
+        all(_is_text(text) for tool in tools for text in (tool.name, tool.description, tool.parameters)),
+        "a tool's name, description or parameters are not text",
     )
 
 
@@ -112,6 +129,10 @@ def _check_reward(reward: Any) -> None:
         isinstance(value, (int, float)) and math.isfinite(value),
         f"reward {reward.name} is {value!r}, not finite",
     )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and _is_unicode(value)
 
 
 def _is_unicode(text: str) -> bool:

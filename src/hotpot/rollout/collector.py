@@ -19,7 +19,7 @@ from hotpot.config import RolloutSection
 from hotpot.engine import Engine
 from hotpot.envs import BoundEnvironment
 from hotpot.errors import EngineError, EnvironmentFailure
-from hotpot.rollout.attempts import AttemptLog, RolloutCounts, Try, tally
+from hotpot.rollout.attempts import AttemptLog, RolloutCounts, Try, readable, tally
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.dialect import Dialect
 from hotpot.rollout.loop import Episode, EpisodeRules
@@ -126,8 +126,10 @@ class Rollout:
                 self._check_deadline(work)
                 if work.finished:
                     ready, work.finished = work.finished, []
+                    with self._timeline.span("environment"):
+                        trajectories = [episode.trajectory() for episode in ready]
                     paused_s = self._clock.now_s()
-                    yield [episode.trajectory() for episode in ready]
+                    yield trajectories
                     self._paused_s += self._clock.now_s() - paused_s
         finally:
             self._abandon(work)
@@ -216,6 +218,7 @@ class Rollout:
 
     def _fail(self, episode: Episode, reason: str, work: _Work) -> None:
         """End the attempt; put a fresh one in line, or give the episode up."""
+        reason = readable(reason)
         tally(self.counts.failures, reason)
         self._close(episode)
         tries = episode.attempt + 1

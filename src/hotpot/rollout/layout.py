@@ -69,7 +69,9 @@ class Layout:
                 spans[-1] = (piece.stage, spans[-1][1] + count)
             else:
                 spans.append((piece.stage, count))
-        return np.concatenate(arrays) if arrays else np.zeros(0, np.int32), tuple(spans)
+        filled = np.concatenate(arrays) if arrays else np.zeros(0, np.int32)
+        filled.flags.writeable = False
+        return filled, tuple(spans)
 
 
 def lay_out(

@@ -177,7 +177,7 @@ class ChatTemplate:
                     "type": "function",
                     "function": {
                         "name": self._checked(call.name),
-                        "arguments": self._guard_values(json.loads(call.arguments), slots, key=None),
+                        "arguments": self._guard_values(_arguments(call), slots, key=None),
                     },
                 }
                 for call in shape.calls
@@ -220,6 +220,18 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise EnvironmentSpecError(
+            f"arguments of a given call of {call.name!r} are {call.arguments!r:.80}; give a JSON object as text"
+        )
+    return arguments
 
 
 def _allocate(slots: list[Slot], slot: Slot) -> str:

@@ -32,9 +32,9 @@ def list_checkpoints(run: Path) -> list[int]:
 def write_checkpoint(run: Path, update: int, save: Callable[[Path], None], *, keep: int) -> Path:
     """Write the checkpoint after ``update`` with ``save(folder)``, whole or not at all; prune to first, last and ``keep``."""
     final = checkpoint_folder(run, update)
+    for left_behind in final.parent.glob("*.partial"):
+        shutil.rmtree(left_behind)
     partial = final.with_name(final.name + ".partial")
-    if partial.exists():
-        shutil.rmtree(partial)
     partial.mkdir(parents=True)
     save(partial)
     if final.exists():
@@ -58,7 +58,7 @@ def find_checkpoint(run: Path, name: str | None = None) -> tuple[int, Path]:
     known = list_checkpoints(run)
     if not known:
         raise ModelFilesError(
-            f"{run} has no checkpoint; it ended before the first one was written. Start the run anew"
+            f"{run} has no checkpoint; restore {run / 'checkpoints'} from a copy, or start the run anew"
         )
     if name is None or name == "last":
         update = known[-1]
@@ -68,6 +68,6 @@ def find_checkpoint(run: Path, name: str | None = None) -> tuple[int, Path]:
         update = int(name)
     else:
         raise ModelFilesError(
-            f"{run} has no checkpoint {name!r}; it has first, last, {', '.join(map(str, known))}"
+            f"{run} has no checkpoint {name!r}; give one of first, last, {', '.join(map(str, known))}"
         )
     return update, checkpoint_folder(run, update)

@@ -25,7 +25,7 @@ CHUNK = 32
 
 @dataclass(slots=True)
 class IntakeCounts:
-    """What was accepted since the start: trajectories by kind, and tokens of the training ones (given and sampled)."""
+    """What was accepted in the run: trajectories by kind, and tokens of the training ones (given and sampled)."""
 
     training: int = 0
     evaluation: int = 0
@@ -34,7 +34,7 @@ class IntakeCounts:
 
 
 class Intake:
-    """Collects and stores. ``num_threads``: threads the engine computes with."""
+    """Collects and stores. ``num_threads``: threads the engine computes with; ``counts``: what was accepted before."""
 
     def __init__(
         self,
@@ -44,8 +44,9 @@ class Intake:
         stop: StopSignal,
         *,
         num_threads: int,
+        counts: IntakeCounts | None = None,
     ) -> None:
-        self.counts = IntakeCounts()
+        self.counts = counts or IntakeCounts()
         self._rollout, self._store, self._timeline, self._stop = rollout, store, timeline, stop
         self._num_threads = num_threads
 

@@ -9,6 +9,7 @@ Owns the ends: how a run starts, is resumed, is stopped and is summed up. The lo
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +17,7 @@ from rich.console import Console
 from hotpot import __version__
 from hotpot.config import Recipe
 from hotpot.config.load import build_recipe
-from hotpot.errors import ModelFilesError, RunFolderError
+from hotpot.errors import ModelFilesError, RecipeError, RunFolderError
 from hotpot.experience import read_manifest
 from hotpot.observability.summary import SummaryInputs, summarise, write_summary
 from hotpot.observability.trace import write_trace
@@ -26,7 +27,7 @@ from hotpot.topology.session import Session
 from hotpot.topology.stopping import StopRequested, StopSignal
 from hotpot.topology.sync import run_sync
 from hotpot.topology.wiring import wire
-from hotpot.types import EvaluationRow
+from hotpot.types import EvaluationRow, Purpose
 
 
 def train(
@@ -38,12 +39,12 @@ def train(
     :class:`StopRequested` after a clean end where the operator asked for one.
     """
     console = console or Console(quiet=json_output)
-    run_id = (
-        resume.name
-        if resume is not None
-        else recipe.run.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
-    folder = resume if resume is not None else recipe.run.folder / run_id
+    if resume is not None:
+        _check_resumable(recipe)
+        run_id, folder = read_manifest(resume).run_id, resume
+    else:
+        run_id = recipe.run.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = recipe.run.folder / run_id
     stopped: StopRequested | None = None
     with (
         StopSignal() as stop,
@@ -98,17 +99,24 @@ def evaluate_run(
         return session.evaluate("manual", num_tasks or recipe.evaluation.num_tasks_final)
 
 
+def _check_resumable(recipe: Recipe) -> None:
+    if recipe.debug.mode == "learn_from_record":
+        raise RecipeError(
+            f"a run that learns from a record (debug.source_run = {recipe.debug.source_run}) is not resumed; its record "
+            "is still there: start it anew under another run.id"
+        )
+
+
 def _drive(session: Session) -> None:
     recipe, mode = session.recipe, session.recipe.debug.mode
     session.timeline.start()
-    if not list_checkpoints(session.folder):
-        session.checkpoint()
+    session.checkpoint()
     if mode == "rollout_only":
         run_rollout_only(session)
         return
-    if session.progress.done == 0:
+    if not _measured_before(session):
         session.evaluate("before", recipe.evaluation.num_tasks_final)
-    elif session.progress.done >= recipe.topology.updates:
+    if session.progress.done >= recipe.topology.updates:
         session.view.message(
             f"the run has all its {recipe.topology.updates} updates; raise topology.updates to train further"
         )
@@ -116,15 +124,27 @@ def _drive(session: Session) -> None:
         run_from_record(session)
     else:
         run_sync(session)
+    # Ahead of the evaluation, so that nothing has to be learned again where that is cut off.
+    session.checkpoint()
     session.evaluate("after", recipe.evaluation.num_tasks_final)
 
 
+def _measured_before(session: Session) -> bool:
+    """Return whether the starting model was measured whole, maybe by an earlier process; learning ends the chance."""
+    wanted = {Purpose.EVALUATION.value}
+    if session.recipe.evaluation.greedy:
+        wanted.add(Purpose.EVALUATION_GREEDY.value)
+    found = {row.purpose for row in session.evaluations if row.label == "before"}
+    return session.progress.done > 0 or wanted <= found
+
+
 def _finish(session: Session, status: str) -> None:
-    """Write the last checkpoint and everything that sums the run up; runs also when the loop failed."""
+    """Write the last checkpoint and everything that sums the run up, all its processes; also when the loop failed."""
     if status != "failed":
         session.checkpoint()
     session.store.record([session.event(status, {"updates": session.progress.done})])
-    totals = session.timeline.totals()
+    totals = Counter(session.history.seconds)
+    totals.update(session.timeline.totals())
     versions = {
         "env": [session.environment.env_version.version],
         "reward": [session.environment.reward_version.version],

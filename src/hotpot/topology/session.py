@@ -28,6 +28,7 @@ from hotpot.rollout import EpisodePlan, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology import rows
 from hotpot.topology.checkpoints import write_checkpoint
+from hotpot.topology.history import History
 from hotpot.topology.intake import Intake
 from hotpot.topology.stopping import StopSignal
 from hotpot.types import EvaluationRow, Trajectory, UpdateRow
@@ -76,6 +77,7 @@ class Session:
         stop: StopSignal,
         threads: Threads,
         progress: Progress,
+        history: History,
     ) -> None:
         self.recipe, self.run_id, self.folder = recipe, run_id, folder
         self.environment, self.tokenizer, self.prompt = environment, tokenizer, prompt
@@ -83,8 +85,10 @@ class Session:
         self.learner, self.evaluator = learner, evaluator
         self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
         self.threads, self.progress = threads, progress
-        self.updates: list[UpdateRow] = []
-        self.evaluations: list[EvaluationRow] = []
+        self.history = history
+        self.updates: list[UpdateRow] = list(history.updates)
+        self.evaluations: list[EvaluationRow] = list(history.evaluations)
+        self._saved_update = None if history.source is None else history.update
         self._started_us = 0
         self._totals: dict[str, float] = {}
 
@@ -159,7 +163,9 @@ class Session:
         return found
 
     def checkpoint(self) -> None:
-        """Write the learner's weights and optimiser state as the checkpoint of the current update."""
+        """Write the learner's weights and optimiser state as the checkpoint of the current update, unless it is there."""
+        if self._saved_update == self.progress.update:
+            return
         with self.timeline.span("checkpoint"):
             write_checkpoint(
                 self.folder,
@@ -168,6 +174,7 @@ class Session:
                 keep=self.recipe.checkpoint.keep,
             )
             self.store.record([self.event("checkpoint", {"checkpoint_update": self.progress.update})])
+        self._saved_update = self.progress.update
 
     def due(self) -> None:
         """Do what is on a schedule after an update: evaluation, checkpoint."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,7 +18,7 @@ from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.errors import RecipeError
 from hotpot.evaluation import Evaluator, MeasuredVersions
-from hotpot.experience import ExperienceStore, Redactor, RunReader
+from hotpot.experience import ExperienceStore, Redactor
 from hotpot.learner import Learner
 from hotpot.models import Decoder, PolicyTokenizer, checksum, load_decoder
 from hotpot.observability.gauges import ProcessGauges
@@ -25,8 +26,8 @@ from hotpot.observability.live import LiveView
 from hotpot.rollout import Dialect, Provenance, Rollout, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology import rows
-from hotpot.topology.checkpoints import find_checkpoint
 from hotpot.topology.halves import first_policy_version
+from hotpot.topology.history import History, changed_settings, read_history
 from hotpot.topology.intake import Intake
 from hotpot.topology.session import Progress, Session, Threads
 from hotpot.topology.stopping import StopSignal
@@ -116,8 +117,11 @@ def wire(
 
     On leaving, the store is closed in order: what is finished is in the lake, what is not is dropped with a reason.
     """
-    position, source = _starting_point(folder, resume=resume, checkpoint=checkpoint)
-    made = read_ingredients(recipe, source)
+    history = read_history(folder, checkpoint) if resume else History()
+    made = read_ingredients(recipe, history.source)
+    learner = _learner(recipe, made, history)
+    source_run = recipe.debug.source_run
+    foreign_version = 0 if source_run is None else first_policy_version(source_run)
     threads = _choose_threads(recipe, made.decoder)
     timeline = Timeline(keep_slices=recipe.run.trace)
     with ExitStack() as stack:
@@ -133,28 +137,16 @@ def wire(
                 resume=resume,
             )
         )
-        first = 0 if recipe.debug.source_run is None else first_policy_version(recipe.debug.source_run)
-        version = max(store.ledger.mark("policy_version"), first) + 1
+        version = max(store.ledger.mark("policy_version"), foreign_version) + 1
         store.ledger.advance("policy_version", version)
-        next_update = max(store.ledger.mark("update"), 0) + 1
-        progress = Progress(
-            policy_version=version, update=position.update, done=position.done, next_update=next_update
-        )
+        next_update, done = max(store.ledger.mark("update"), 0) + 1, len(history.updates)
+        progress = Progress(policy_version=version, update=history.update, done=done, next_update=next_update)
+        learner.total_updates = next_update - 1 + max(recipe.topology.updates - done, 1)
         sampling = {
             Purpose.TRAINING: recipe.sampling.training.params(),
             Purpose.EVALUATION: recipe.sampling.evaluation.params(),
             Purpose.EVALUATION_GREEDY: GREEDY,
         }
-        learner = Learner(
-            made.decoder,
-            recipe.learner,
-            total_updates=next_update - 1 + max(recipe.topology.updates - position.done, 1),
-            seed=recipe.run.seed,
-            temperature=recipe.sampling.training.temperature or 1.0,
-            reference=made.reference,
-        )
-        if resume and source is not None:
-            learner.load(source)
         engine = EmbeddedEngine(
             made.decoder.config,
             made.decoder.state_dict(),
@@ -193,7 +185,7 @@ def wire(
             next_issue=store.ledger.mark("issue") + 1,
             advance=lambda issue: store.ledger.advance("issue", issue),
         )
-        intake = Intake(rollout, store, timeline, stop, num_threads=threads.engine)
+        intake = Intake(rollout, store, timeline, stop, num_threads=threads.engine, counts=history.counts)
         evaluator = Evaluator(
             run_id=run_id,
             plans=sampler.holdout,
@@ -208,7 +200,7 @@ def wire(
                 prompt_version=made.prompt.version,
             ),
         )
-        view = stack.enter_context(LiveView(run_id, recipe.topology.updates, console=console))
+        view = stack.enter_context(LiveView(run_id, recipe.topology.updates, done=done, console=console))
         session = Session(
             recipe=recipe,
             run_id=run_id,
@@ -228,10 +220,11 @@ def wire(
             stop=stop,
             threads=threads,
             progress=progress,
+            history=history,
         )
         origin = made.origin
         served = rows.policy_version(
-            version, checksum=checksum(made.decoder.state_dict()), update=position.update, origin=origin
+            version, checksum=checksum(made.decoder.state_dict()), update=history.update, origin=origin
         )
         versions = (
             environment.env_version,
@@ -240,7 +233,13 @@ def wire(
             served,
             rows.schema_version(),
         )
-        detail = {"origin": origin, "threads_engine": threads.engine, "threads_learner": threads.learner}
+        detail: dict[str, Any] = {
+            "origin": origin,
+            "threads_engine": threads.engine,
+            "threads_learner": threads.learner,
+        }
+        if resume:
+            detail["changed"] = changed_settings(folder, recipe)
         store.record(
             [
                 *(rows.version_row(run_id, known) for known in versions),
@@ -256,28 +255,19 @@ def _next(store: ExperienceStore, mark: str) -> int:
     return number
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
-    update: int
-    done: int
-
-
-def _starting_point(folder: Path, *, resume: bool, checkpoint: str | None) -> tuple[_Position, Path | None]:
-    """Return where a run starts, and the model folder it starts from (None: the recipe's)."""
-    if not resume:
-        return _Position(0, 0), None
-    update, source = find_checkpoint(folder, checkpoint)
-    recorded = RunReader.open(folder).table("updates", ["update", "parent_update"]).to_pylist()
-    parent: dict[int, int] = {row["update"]: row["parent_update"] for row in recorded}
-    done, at = 0, update
-    while at:
-        if at not in parent:
-            raise RecipeError(
-                f"{folder}: checkpoint of update {update} descends from update {at}, which is not in the lake; the run "
-                "folder is not whole"
-            )
-        done, at = done + 1, parent[at]
-    return _Position(update, done), source
+def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
+    """Return the learner with the state of the checkpoint, if there is one; its ``total_updates`` is set by the caller."""
+    learner = Learner(
+        made.decoder,
+        recipe.learner,
+        total_updates=recipe.topology.updates,
+        seed=recipe.run.seed,
+        temperature=recipe.sampling.training.temperature or 1.0,
+        reference=made.reference,
+    )
+    if history.source is not None:
+        learner.load(history.source)
+    return learner
 
 
 def _choose_threads(recipe: Recipe, decoder: Decoder) -> Threads:
