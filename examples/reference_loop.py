@@ -1,7 +1,6 @@
 """The whole algorithm in one file: warm start, rollout, group advantages, clipped policy gradient, hold-out evaluation.
 
-What Hotpot's parts do together, to be read in one sitting. It shares no code with Hotpot's engine, rollout or learner;
-it imports the records, the environment and the decoder.
+To be read in one sitting. Shares no code with engine, rollout or learner: it imports records, environment and decoder.
 
     python examples/reference_loop.py [--seed 0] [--updates 50]
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hotpot.config.recipe import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
+from hotpot.engine.sampler import Sampled, sample
 from hotpot.engine.stream import plan_stream
 from hotpot.errors import EngineError
 from hotpot.models import Decoder, DecoderConfig, checksum
@@ -321,6 +322,53 @@ def test_logits_without_a_distribution_drop_their_requests_by_name_only() -> Non
         context = np.concatenate([contexts[number], answer.tokens])
         expected = plain_logprobs(decoder, context, len(answer.tokens))
         np.testing.assert_allclose(answer.model_logprobs, expected, atol=1e-5)
+
+
+def test_one_broken_request_does_not_change_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hotpot.engine.embedded as module
+
+    decoder = make_decoder()
+    contexts = prompts(3)
+    expected = run(make_engine(decoder), *(request(n, c) for n, c in enumerate(contexts)))
+    calls = iter(range(10_000))
+
+    def sample_with_a_fault(*arguments: Any) -> Sampled:
+        drawn = sample(*arguments)
+        # The prompts' own pass, and one in the middle.
+        if next(calls) in (0, 4):
+            drawn.model_logprobs[0] = np.nan
+        return drawn
+
+    monkeypatch.setattr(module, "sample", sample_with_a_fault)
+    engine = make_engine(decoder)
+    for number, context in enumerate(contexts):
+        engine.submit(request(number, context))
+    answers: dict[str, Generation] = {}
+    errors = []
+    for _ in range(60):
+        try:
+            answers.update({g.request_id: g for g in engine.step()})
+        except EngineError as error:
+            errors.append(str(error))
+    assert len(errors) == 2
+    (survivor,) = answers
+    answer, wanted = answers[survivor], expected[int(survivor[0])]
+    assert answer.tokens.tolist() == wanted.tokens.tolist()
+    np.testing.assert_allclose(answer.model_logprobs, wanted.model_logprobs, atol=1e-5)
+    # The ids of the dropped ones can be used again.
+    dropped = [n for n in range(3) if f"{n}.0" != survivor]
+    for number, again in zip(dropped, run(engine, *(request(n, contexts[n]) for n in dropped)), strict=True):
+        assert again.tokens.tolist() == expected[number].tokens.tolist()
+
+
+def test_a_slot_forgets_the_stop_tokens_of_the_request_before() -> None:
+    engine = make_engine(make_decoder(), max_concurrency=1)
+    (prompt,) = prompts(1)
+    (free,) = run(engine, request(0, prompt))
+    run(engine, request(1, prompt, stop_tokens=(0, 1, *free.tokens.tolist())))
+    (again,) = run(engine, request(0, prompt, request_id="again"))
+    assert again.tokens.tolist() == free.tokens.tolist()
+    assert again.finish is FinishReason.MAX_TOKENS
 
 
 def test_purposes_run_side_by_side_each_with_its_own_sampling() -> None:

@@ -153,6 +153,13 @@ def test_equal_logits_go_to_the_lower_id() -> None:
         assert tokens == allowed
 
 
+def test_the_largest_uniform_draws_the_last_token() -> None:
+    # The sum of a block is rounded to float32, above or below the running sum in it: the draw must stay inside.
+    logits = np.random.default_rng(0).normal(size=(500, 32)).astype(np.float32)
+    drawn = sample(logits, [(SamplingParams(), np.arange(500))], np.full(500, 1 - 2.0**-53))
+    assert (drawn.tokens == 31).all()
+
+
 rows = arrays(
     np.float32,
     st.tuples(st.integers(1, 3), st.integers(1, 90)),

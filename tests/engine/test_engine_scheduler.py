@@ -78,7 +78,7 @@ def test_the_least_recently_used_idle_slot_goes_first() -> None:
     assert [a.slot for a in scheduler.admit()] == [slots["b"], slots["c"]]
 
 
-def test_a_slot_whose_session_waits_is_evicted_last() -> None:
+def test_who_came_first_may_take_the_slot_of_a_session_that_waits() -> None:
     scheduler = Scheduler(num_slots=2, admit_share=0.01)
     for name in "ab":
         scheduler.submit(f"{name}0", name)

@@ -15,7 +15,7 @@ from rollout_parts import (
 
 from hotpot.errors import EnvironmentSpecError, ModelFilesError
 from hotpot.models.tokenizer import CHAT_TEMPLATE
-from hotpot.rollout import Dialect, Rewrite
+from hotpot.rollout import Dialect, Rewrite, check_dialect
 from hotpot.types import Action, Message, Role, Stage, ToolCall
 
 ALL = {name: make() for name, make in DIALECTS.items()}
@@ -34,7 +34,7 @@ answers = st.sampled_from([Action(answer="42"), Action(answer=""), call(), call(
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_self_check_says_append_only(name: str) -> None:
-    assert ALL[name].self_check()
+    assert check_dialect(ALL[name])
 
 
 @pytest.mark.parametrize(("name", "shows"), [("compact", True), ("smol", False), ("thoughtful", True)])
@@ -264,7 +264,7 @@ def without(role: str) -> str:
 )
 def test_a_template_that_loses_a_role_is_a_clear_error(template: str, words: str) -> None:
     with pytest.raises(ModelFilesError, match=words):
-        Dialect(compact_tokenizer(template)).self_check()
+        check_dialect(Dialect(compact_tokenizer(template)))
 
 
 def test_a_template_that_loses_answers_or_their_end_is_a_clear_error() -> None:
@@ -281,12 +281,12 @@ def test_a_template_that_differs_step_by_step_is_a_clear_error() -> None:
         "<|assistant|>{{ message.content }}", "<|assistant|> {{ message.content }}"
     )
     with pytest.raises(ModelFilesError, match="step by step"):
-        Dialect(compact_tokenizer(source)).self_check()
+        check_dialect(Dialect(compact_tokenizer(source)))
 
 
 def test_self_check_reports_a_template_that_rewrites() -> None:
     source = CHAT_TEMPLATE.replace("<|tool|>{{", "<|tool|>{{ '' if loop.last else 'old ' }}{{")
-    assert not Dialect(compact_tokenizer(source)).self_check()
+    assert not check_dialect(Dialect(compact_tokenizer(source)))
 
 
 def test_a_message_must_follow() -> None:

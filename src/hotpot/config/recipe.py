@@ -92,6 +92,20 @@ class WarmstartSection(Section):
     max_grad_norm: PositiveFloat = 1.0
     """Gradient norm is clipped to this."""
 
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"warmstart.hidden_size = {self.hidden_size} is not a multiple of 2 x warmstart.num_heads = "
+                f"{2 * self.num_heads}: the rotary embedding turns pairs in each head; change either"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"warmstart.num_kv_heads = {self.num_kv_heads} does not divide warmstart.num_heads = {self.num_heads}; "
+                "change either"
+            )
+        return self
+
 
 class RolloutSection(Section):
     """How episodes are collected."""

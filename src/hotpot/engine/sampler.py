@@ -117,7 +117,8 @@ class _Weights:
     def draw(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return for each row the first token whose cumulative weight exceeds its uniform share of the total."""
         rows = np.arange(len(uniforms))
-        target = _below(uniforms * self.total, self.total)
+        # Below the total even for the largest number under 1: it is a power of two's half step away from 1.
+        target = uniforms * self.total
         block = (self._cumulative <= target[:, None]).sum(axis=1)
         before = np.where(block > 0, self._cumulative[rows, block - 1], 0.0)
         inside = self._blocks[rows, block].cumsum(axis=1, dtype=np.float64)

@@ -72,13 +72,12 @@ class Scheduler:
             # Sessions of this batch take their own slots first, so that nobody else evicts them.
             if session_id in self._idle:
                 kept[request_id] = self._idle.pop(session_id)
-        expected = {session_id for _, session_id in self._waiting}
         admissions = []
         for request_id, session_id in batch:
             slot = kept.get(request_id)
             returning = slot is not None
             if slot is None:
-                slot = self._take_slot(expected)
+                slot = self._take_slot()
             self._running[request_id] = (slot, session_id)
             admissions.append(Admission(request_id=request_id, slot=slot, returning=returning))
         return admissions
@@ -90,11 +89,9 @@ class Scheduler:
             heapq.heappush(self._free, self._idle.pop(session_id))
         self._idle[session_id] = slot
 
-    def _take_slot(self, expected: set[str]) -> int:
+    def _take_slot(self) -> int:
         if self._free:
             # The lowest first: running slots stay close together, and the engine reads one range of its cache.
             return heapq.heappop(self._free)
-        victim = next((session for session in self._idle if session not in expected), None)
-        if victim is None:
-            victim = next(iter(self._idle))
-        return self._idle.pop(victim)
+        _, slot = self._idle.popitem(last=False)
+        return slot

@@ -50,7 +50,7 @@ _GAUGES = (
         "Larger batches; check system/environment_share.",
     ),
     _gauge(
-        "engine_queue_depth", "requests", "Mean requests in the engine, waiting and running, when sampled.",
+        "engine_queue_depth", "requests", "Mean requests in the engine, waiting and running, over its steps since the sample before.",
         "around engine.max_concurrency while generating",
         "Too low: collect more episodes at once. Far above: raise engine.max_concurrency.",
     ),

@@ -48,7 +48,7 @@ class ProcessGauges:
         update: int,
         policy_version: int,
         env_version: str,
-        engine_queue_depth: int | None = None,
+        engine_queue_depth: float | None = None,
         experience_backlog: int | None = None,
         gpu_memory_bytes: int | None = None,
         gpu_utilisation: float | None = None,

@@ -11,6 +11,7 @@ from hotpot.rollout.attempts import AttemptLog, RolloutCounts
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.collector import Rollout
 from hotpot.rollout.dialect import Conversation, Dialect
+from hotpot.rollout.dialect_check import check_dialect
 from hotpot.rollout.loop import Episode, EpisodeRules, environment_seed
 from hotpot.rollout.prompt import Output, Prompt, Rewrite
 from hotpot.rollout.recorder import Provenance
@@ -31,5 +32,6 @@ __all__ = [
     "Rollout",
     "RolloutCounts",
     "TaskSampler",
+    "check_dialect",
     "environment_seed",
 ]

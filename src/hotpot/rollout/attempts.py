@@ -56,7 +56,10 @@ class Try:
 
 @dataclass(slots=True)
 class RolloutCounts:
-    """What a rollout has done since it was made. ``failures`` counts failed tries by reason."""
+    """What a rollout has done since it was made. ``failures`` counts failed tries by reason.
+
+    ``engine_steps`` calls of the engine, ``requests_in_engine`` the requests it held, summed over those calls.
+    """
 
     started: int = 0
     finished: int = 0
@@ -64,6 +67,8 @@ class RolloutCounts:
     failures: Counter[str] = field(default_factory=Counter)
     close_failures: Counter[str] = field(default_factory=Counter)
     redactions: int = 0
+    engine_steps: int = 0
+    requests_in_engine: int = 0
 
 
 def readable(reason: str) -> str:

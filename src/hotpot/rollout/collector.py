@@ -118,6 +118,8 @@ class Rollout:
         try:
             while work.unfinished:
                 self._launch(work)
+                self.counts.engine_steps += 1
+                self.counts.requests_in_engine += len(work.flights)
                 with self._timeline.span("generate"):
                     generations = self._engine.step()
                 with self._timeline.span("environment"):

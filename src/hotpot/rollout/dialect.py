@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 
 from hotpot.errors import ModelFilesError
 from hotpot.models.tokenizer import PolicyTokenizer
-from hotpot.rollout.dialect_check import check_dialect
 from hotpot.rollout.layout import Layout, encode_layout, lay_out
 from hotpot.rollout.prompt import Output, Prompt, Rewrite
 from hotpot.rollout.syntax import choose_syntax
@@ -97,15 +96,6 @@ class Dialect:
         known, layout = self._root(tuple(tools), messages)
         conversation = Conversation(self, known, [_payload(message) for message in messages])
         return conversation, conversation.fill(layout)
-
-    def self_check(self) -> bool:
-        """Try the template on a probe conversation; return whether it only ever appends.
-
-        Raises :class:`ModelFilesError` where it loses a message of some role, or where the conversation rendered at
-        once and step by step differ by a token although it only appends. A template that rewrites history is usable:
-        each rewrite starts a segment.
-        """
-        return check_dialect(self)
 
     def parse(self, tokens: Tokens, tools: Sequence[ToolSpec] = ()) -> Output:
         """Read sampled ``tokens`` (int32 ``[m]``); tokens without a stop token at the end are malformed: cut off."""

@@ -3,17 +3,13 @@
 The probe has an answer and several tool results, no tools and then some, and content that looks like special tokens.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from hotpot.errors import ModelFilesError
+from hotpot.rollout.dialect import Dialect
 from hotpot.rollout.prompt import Rewrite
 from hotpot.rollout.template import Shape
 from hotpot.types import Message, Role, ToolSpec
-
-if TYPE_CHECKING:
-    from hotpot.rollout.dialect import Dialect
 
 _TOOL = ToolSpec(
     name="look_up",
@@ -22,8 +18,13 @@ _TOOL = ToolSpec(
 )
 
 
-def check_dialect(dialect: "Dialect") -> bool:
-    """Check ``dialect``; see :meth:`hotpot.rollout.dialect.Dialect.self_check`."""
+def check_dialect(dialect: Dialect) -> bool:
+    """Try the template on a probe conversation; return whether it only ever appends.
+
+    Raises :class:`ModelFilesError` where it loses a message of some role, or where the conversation rendered at
+    once and step by step differ by a token although it only appends. A template that rewrites history is usable:
+    each rewrite starts a segment.
+    """
     specials = "".join(dialect.tokenizer.special_ids)
     opening = (
         Message(role=Role.SYSTEM, content=f"be brief {specials}"),
@@ -39,7 +40,7 @@ def check_dialect(dialect: "Dialect") -> bool:
     return all(appends)
 
 
-def _check_roles(dialect: "Dialect") -> None:
+def _check_roles(dialect: Dialect) -> None:
     """Check that the content of each role shows exactly once."""
     roles = (Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT, Role.USER)
     shapes = tuple(Shape(role=role, body=(None,)) for role in roles)
@@ -60,7 +61,7 @@ def _check_roles(dialect: "Dialect") -> None:
 
 
 def _check_probe(
-    dialect: "Dialect",
+    dialect: Dialect,
     opening: tuple[Message, ...],
     rounds: tuple[tuple[Message, ...], ...],
     tools: tuple[ToolSpec, ...],

@@ -49,6 +49,7 @@ class Intake:
         self.counts = counts or IntakeCounts()
         self._rollout, self._store, self._timeline, self._stop = rollout, store, timeline, stop
         self._num_threads = num_threads
+        self._sampled_at = (0, 0)
 
     def stream(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> Iterator[list[Trajectory]]:
         """Run ``plans`` and yield what the store accepted, chunk by chunk, in the order of finishing.
@@ -72,6 +73,14 @@ class Intake:
     def collect(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> list[Trajectory]:
         """Run ``plans`` and return everything the store accepted; raises as :meth:`stream`."""
         return [trajectory for chunk in self.stream(plans, purpose) for trajectory in chunk]
+
+    def queue_depth(self) -> float | None:
+        """Return the mean number of requests in the engine, waiting and running, since this was asked last."""
+        counts, (steps, requests) = self._rollout.counts, self._sampled_at
+        self._sampled_at = (counts.engine_steps, counts.requests_in_engine)
+        if counts.engine_steps == steps:
+            return None
+        return (counts.requests_in_engine - requests) / (counts.engine_steps - steps)
 
     def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Append ``trajectories`` to the store; return those it accepted."""

@@ -192,6 +192,7 @@ class Session:
                 update=update,
                 policy_version=self.progress.policy_version,
                 env_version=self.environment.env_version.version,
+                engine_queue_depth=self.intake.queue_depth(),
                 experience_backlog=self.store.backlog(),
             )
         )

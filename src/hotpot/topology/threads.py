@@ -4,6 +4,7 @@ Two contended cores, a tiny model and a large one want different counts, so noth
 same short piece of work a few times and the best median wins. A fixed count (or deterministic mode, always 1) skips it.
 """
 
+import math
 import os
 import statistics
 import time
@@ -12,12 +13,17 @@ from collections.abc import Callable
 import torch
 
 ROUNDS = 5
+SLOWER = 2.0
+"""A candidate is given up after two rounds this many times slower than the best: on cores that others use, threads wait
+for each other so long that measuring it to the end would cost more than any choice could save."""
+HOPELESS = 10.0
+"""A candidate whose first round, which also starts its threads, is this many times slower is given up at once."""
 MARGIN = 1.1
 """More threads must be at least this much faster: they also take a core from the archive writer and the environments."""
 
 
 def measure_threads(work: Callable[[], object]) -> tuple[int, dict[int, float]]:
-    """Return the best thread count for ``work`` and the median seconds of each candidate (1, 2, 4 ... all cores)."""
+    """Return the best thread count for ``work`` and the seconds measured for each candidate (1, 2, 4 ... all cores)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     candidates = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < cores] + [cores]
     seconds: dict[int, float] = {}
@@ -25,15 +31,25 @@ def measure_threads(work: Callable[[], object]) -> tuple[int, dict[int, float]]:
     try:
         for count in candidates:
             torch.set_num_threads(count)
-            work()
-            seconds[count] = statistics.median(_timed(work) for _ in range(ROUNDS))
+            seconds[count] = _measure(work, best_s=min(seconds.values(), default=math.inf))
     finally:
         torch.set_num_threads(before)
-    best = 1
+    best = candidates[0]
     for count in candidates:
         if seconds[count] * MARGIN < seconds[best]:
             best = count
     return best, seconds
+
+
+def _measure(work: Callable[[], object], *, best_s: float) -> float:
+    """Return the median seconds of a few rounds; of fewer, where ``best_s`` is out of reach."""
+    first = _timed(work)
+    if first > HOPELESS * best_s:
+        return first
+    found: list[float] = []
+    while len(found) < ROUNDS and sum(length > SLOWER * best_s for length in found) < 2:
+        found.append(_timed(work))
+    return statistics.median(found)
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -9,6 +9,7 @@ are new to the policy. Produces an ordinary model folder.
 """
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -44,10 +45,7 @@ def warmstart(
     ``overwrite``), :class:`hotpot.errors.EnvironmentSpecError` where the environment has no demonstrator,
     :class:`RecipeError` where a demonstration does not fit the model's context.
     """
-    if out.exists() and not overwrite:
-        raise ModelFilesError(f"{out} exists; choose another folder, or give --overwrite")
-    if out.exists() and not (out / "config.json").is_file():
-        raise ModelFilesError(f"{out} exists and is no model folder; it will not be replaced, choose another")
+    _check_out(out, overwrite=overwrite)
     console = console or Console(quiet=True)
     started, settings, seed = time.perf_counter(), recipe.warmstart, recipe.run.seed
     environment = load_environment(recipe.env.kind, recipe.env.params)
@@ -178,6 +176,19 @@ def _announced(
         if step and step % 100 == 0:
             console.print(f"warm start: step {step} of {len(batches)}")
         yield batch
+
+
+def _check_out(out: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that can't be written, before the work that is to go into it."""
+    if out.exists() and not (out / "config.json").is_file():
+        raise ModelFilesError(f"{out} exists and is no model folder; it will not be replaced, choose another")
+    if out.exists() and not overwrite:
+        raise ModelFilesError(f"{out} exists; choose another folder, or give --overwrite")
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ModelFilesError(
+            f"{out} can't be made: {above} is no folder, or can't be written; choose another folder"
+        )
 
 
 def _replace(out: Path, save: Any) -> None:

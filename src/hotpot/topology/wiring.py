@@ -23,7 +23,7 @@ from hotpot.learner import Learner
 from hotpot.models import Decoder, PolicyTokenizer, checksum, load_decoder
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
-from hotpot.rollout import Dialect, Provenance, Rollout, TaskSampler
+from hotpot.rollout import Dialect, Provenance, Rollout, TaskSampler, check_dialect
 from hotpot.timeline import Timeline
 from hotpot.topology import rows
 from hotpot.topology.halves import first_policy_version
@@ -85,7 +85,7 @@ def read_ingredients(recipe: Recipe, model: Path | None) -> Ingredients:
             f"{decoder.config.max_context_tokens} tokens the model at {folder} is built for; lower it"
         )
     dialect = Dialect(tokenizer)
-    dialect.self_check()
+    check_dialect(dialect)
     system = recipe.prompt.system if recipe.prompt.system is not None else environment.system_prompt()
     reference = None
     if recipe.learner.kl_coefficient > 0:
@@ -246,6 +246,10 @@ def wire(
                 session.event("resumed" if resume else "run_started", detail),
             ]
         )
+        if not made.dialect.renders_tools:
+            view.message(
+                "the chat template shows the model no tools; name them in prompt.system, or use another template"
+            )
         yield session
 
 
@@ -281,7 +285,7 @@ def _choose_threads(recipe: Recipe, decoder: Decoder) -> Threads:
 
     def generate() -> None:
         with torch.inference_mode():
-            for _ in range(8):
+            for _ in range(2):
                 decoder.logits(decoder(tokens[:, :8].reshape(-1, 1), positions[:, :8].reshape(-1, 1)))
 
     def learn() -> None:
