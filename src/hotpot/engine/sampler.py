@@ -117,20 +117,15 @@ class _Weights:
     def draw(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return for each row the first token whose cumulative weight exceeds its uniform share of the total."""
         rows = np.arange(len(uniforms))
-        # Below the total even for the largest number under 1: it is a power of two's half step away from 1.
+        # Always below the total: 1 - 2**-53 times a float64 rounds to a smaller float64.
         target = uniforms * self.total
         block = (self._cumulative <= target[:, None]).sum(axis=1)
         before = np.where(block > 0, self._cumulative[rows, block - 1], 0.0)
         inside = self._blocks[rows, block].cumsum(axis=1, dtype=np.float64)
         # The block's own sum is rounded differently from the running sum: stay below the latter.
-        rest = _below(target - before, inside[:, -1])
+        rest = np.minimum(target - before, np.nextafter(inside[:, -1], 0.0))
         tokens: NDArray[np.int64] = block * self._block + (inside <= rest[:, None]).sum(axis=1)
         return tokens
-
-
-def _below(values: NDArray[np.float64], limit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``values`` where they are below ``limit``, else the largest number below it."""
-    return np.minimum(values, np.nextafter(limit, 0.0))
 
 
 def _penalise(logits: Floats, penalty: float, seen: NDArray[np.bool_] | None) -> Floats:

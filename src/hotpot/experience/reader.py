@@ -75,7 +75,7 @@ class RunReader:
         if unknown or not names:
             raise UsageError(f"table {name} has no columns {unknown}; columns are {', '.join(known)}")
         query = f"SELECT {_listed(names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
-        result = self._query(query, params, (name,))
+        result = self._query(query, params, _named_tables(query))
         fields = [SCHEMAS[name].field(column) for column in names]
         return result.cast(pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)}))
 
