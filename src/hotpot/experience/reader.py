@@ -5,7 +5,7 @@ see different moments, one query sees one; SQL can only read, and only the run's
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -75,11 +75,11 @@ class RunReader:
         if unknown or not names:
             raise UsageError(f"table {name} has no columns {unknown}; columns are {', '.join(known)}")
         query = f"SELECT {_listed(names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
-        result = self._query(query, params, _named_tables(query))
+        result = self._query(query, params, {name, *_named_tables(query)})
         fields = [SCHEMAS[name].field(column) for column in names]
         return result.cast(pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)}))
 
-    def _query(self, query: str, params: Parameters | None, tables: Sequence[str]) -> pa.Table:
+    def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
         snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
         with duckdb.connect(":memory:") as database:
             _prepare(database, snapshot)
