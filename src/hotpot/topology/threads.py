@@ -18,8 +18,9 @@ SLOWER = 2.0
 for each other so long that measuring it to the end would cost more than any choice could save."""
 HOPELESS = 10.0
 """A candidate whose first round, which also starts its threads, is this many times slower is given up at once."""
-MARGIN = 1.1
-"""More threads must be at least this much faster: they also take a core from the archive writer and the environments."""
+MARGIN = 1.4
+"""More threads must be at least this much faster: where another process takes a core, threads that wait for each other
+lose many times what they gain, and the archive writer and the environments want a core too."""
 
 
 def measure_threads(work: Callable[[], object]) -> tuple[int, dict[int, float]]:
