@@ -45,8 +45,8 @@ class Operator:
         recipe.write_text("")
         overrides = [
             *flat(SETTINGS), f"topology.updates={UPDATES}", f"model.path={self.model}", f"run.folder={self.folder}",
-            "run.id=run", "checkpoint.every_updates=2", "checkpoint.keep=1", "store.archive_every_batches=2",
-            "store.archive_every_s=0.05",
+            "run.id=run", "engine.max_concurrency=6", "checkpoint.every_updates=2", "checkpoint.keep=1",
+            "store.archive_every_batches=2", "store.archive_every_s=0.05",
         ]  # fmt: skip
         return self._go([kill, "train", str(recipe), *overrides], until)
 
@@ -233,15 +233,15 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         ("learned:2", "published:2"),
         ("recording:3", "logged:1"),
         ("saving:3", "pruned:1"),
-        ("recorded:4", "evaluated:1"),
-        ("evaluated:5", "saving:1"),
+        ("recorded:5", "evaluated:1"),
+        ("opened:1", "evaluated:4"),
     ],
 )
 def test_killed_twice_at_named_places(operator: Operator, first: str, second: str) -> None:
-    code, text = operator.start(first)
+    code, text = operator.start(f"{first}:9")
     assert code == -signal.SIGKILL, text
     check(operator, closed=False)
-    code, text = operator.resume(second)
+    code, text = operator.resume(f"{second}:9")
     if code != -signal.SIGKILL:  # the first kill left nothing of that kind to do
         assert code == 0, text
     check(operator, closed=code == 0)
@@ -264,7 +264,7 @@ def test_killed_twice_at_random_moments(operator: Operator, seed: int) -> None:
 
 
 def test_killed_before_anything_was_saved(operator: Operator) -> None:
-    code, text = operator.start("saving:1")
+    code, text = operator.start("saving:1:9")
     assert code == -signal.SIGKILL, text
     assert not list(operator.run.glob("checkpoints/update-000000"))
     code, text = operator.resume()
@@ -275,19 +275,30 @@ def test_killed_before_anything_was_saved(operator: Operator) -> None:
 # ---- SIGINT and SIGTERM ----
 
 
-@pytest.mark.parametrize(("number", "lines"), [(signal.SIGINT, 14), (signal.SIGTERM, 3)])
-def test_a_signal_ends_cleanly_and_the_run_can_go_on(operator: Operator, number: int, lines: int) -> None:
-    code, text = operator.start(until=Stop(lines, number))
+@pytest.mark.parametrize(
+    ("number", "place", "updates", "dropped"),
+    [
+        (signal.SIGINT, "collecting:1", 0, True),
+        (signal.SIGTERM, "evaluating:1", 0, True),
+        (signal.SIGINT, "learned:2", 2, False),
+        (signal.SIGTERM, "opened:1", 0, True),
+    ],
+)
+def test_a_signal_ends_cleanly_and_the_run_can_go_on(
+    operator: Operator, number: int, place: str, updates: int, dropped: bool
+) -> None:
+    code, text = operator.start(f"{place}:{int(number)}")
     assert code == 130, text
     assert f"stopped by signal {int(number)}; everything finished so far is stored" in text
     assert "Traceback" not in text
     check(operator, closed=True)
     summary = json.loads((operator.run / "summary.json").read_text())
-    assert summary["status"] == "stopped"
-    assert summary["updates"] < UPDATES
+    assert (summary["status"], summary["updates"]) == ("stopped", updates)
     assert (operator.run / "trace.json").is_file()
+    assert (operator.run / f"checkpoints/update-{updates:06d}/learner.json").is_file()
     attempts = open_run(operator.run).sql("select state, reason from attempts").to_pylist()
-    assert {row["reason"] for row in attempts if row["state"] == "dropped"} == {"the collection was stopped"}
+    reasons = {row["reason"] for row in attempts if row["state"] == "dropped"}
+    assert reasons == ({"the collection was stopped"} if dropped else set())
     code, text = operator.resume()
     assert code == 0, text
     check_finished(operator)

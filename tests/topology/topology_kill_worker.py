@@ -1,13 +1,12 @@
 """The process that the kill tests end: the real command line on the coin environment, saying what was acknowledged.
 
-usage: topology_kill_worker.py WHERE:COUNT|never ARGUMENTS...
+usage: topology_kill_worker.py WHERE:COUNT:SIGNAL|never ARGUMENTS...
 
 Lines on standard output: ``kept ID...`` after an append returned, ``learned N`` after an update was recorded, and
-whatever the command prints. ``WHERE:COUNT`` kills the process with SIGKILL the COUNT-th time it gets to WHERE.
+whatever the command prints. The process sends itself SIGNAL the COUNT-th time it gets to WHERE.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +20,8 @@ from hotpot.learner import Learner
 from hotpot.topology import checkpoints, intake
 from hotpot.topology.session import Session
 
-where, _, count = sys.argv[1].partition(":")
-left = int(count or 0)
+where, count, number = sys.argv[1].split(":") if sys.argv[1] != "never" else ("", "0", "0")
+left = int(count)
 
 
 def reach(place: str) -> None:
@@ -30,7 +29,7 @@ def reach(place: str) -> None:
     if place == where:
         left -= 1
         if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), int(number))
 
 
 def say(*words: object) -> None:
@@ -73,6 +72,7 @@ def applying(
 
 use_coin(pytest.MonkeyPatch())
 intake.CHUNK = 3
+wrap(Ledger, "__init__", None, lambda *_, **__: reach("opened"))
 wrap(ExperienceStore, "append", None, appended)
 wrap(ExperienceStore, "record_update", lambda *_: reach("recording"), recorded)
 wrap(Ledger, "apply", applying, None)

@@ -1,17 +1,17 @@
 """``hotpot eval``: measure a policy on the hold-out tasks."""
 
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hotpot.cli.output import print_json, print_rows
 from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunArgument, RunsOption, find_run
 
-_SHOWN = (
-    "label", "purpose", "split", "policy_version", "num_tasks", "num_failed", "success_rate", "success_low",
-    "success_high", "reward_mean", "steps_mean", "seconds",
-)  # fmt: skip
+if TYPE_CHECKING:
+    from hotpot.types import EvaluationRow
+
+_SHOWN = ("sampling", "tasks", "failed", "success", "reward", "steps", "seconds")
 
 
 def evaluate(
@@ -41,4 +41,21 @@ def evaluate(
     if json_output:
         print_json(rows)
     else:
-        print_rows(rows, columns=_SHOWN)
+        print_rows([_line(row) for row in found], columns=_SHOWN)
+        first = found[0]
+        typer.echo(
+            f"checkpoint of update {first.update}, served as policy version {first.policy_version}, "
+            f"checksum {first.policy_checksum}"
+        )
+
+
+def _line(row: "EvaluationRow") -> dict[str, Any]:
+    return {
+        "sampling": "sampled" if row.temperature else "greedy",
+        "tasks": row.num_tasks,
+        "failed": row.num_failed,
+        "success": f"{row.success_rate:.3f} [{row.success_low:.3f}, {row.success_high:.3f}]",
+        "reward": row.reward_mean,
+        "steps": row.steps_mean,
+        "seconds": row.seconds,
+    }

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,9 +18,10 @@ from hotpot.cli.runs_folder import (
 )
 from hotpot.errors import UsageError
 
-_COLUMNS = (
-    "version", "num_steps", "num_trajectories", "first_update", "last_update", "reward_before", "reward_mean",
-)  # fmt: skip
+if TYPE_CHECKING:
+    from hotpot.observability.lineage import VersionUse
+
+_COLUMNS = ("version", "trajectories", "updates", "reward")
 _MOST_SHOWN = 12
 
 
@@ -51,12 +52,12 @@ def lineage(
 def _show_versions(run: Path, json_output: bool) -> None:
     from hotpot.observability.lineage import version_uses
 
-    rows = [dataclasses.asdict(use) for use in version_uses(open_reader(run))]
+    found = version_uses(open_reader(run))
     if json_output:
-        print_json(rows)
+        print_json([dataclasses.asdict(use) for use in found])
         return
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        chosen = [row for row in rows if row["kind"] == kind]
+    for kind in dict.fromkeys(use.kind for use in found):
+        chosen = [_line(use) for use in found if use.kind == kind]
         left_out = len(chosen) - _MOST_SHOWN
         title = f"{kind} versions of {run.name}" + (
             f" (the first and last of {len(chosen)}; --json has all)" if left_out > 0 else ""
@@ -65,6 +66,17 @@ def _show_versions(run: Path, json_output: bool) -> None:
         print_rows(
             [*chosen[:half], *chosen[-half:]] if left_out > 0 else chosen, columns=_COLUMNS, title=title
         )
+
+
+def _line(use: "VersionUse") -> dict[str, Any]:
+    """Return one line: the updates that learned from the version, and its reward in training."""
+    first, last = use.first_update, use.last_update
+    return {
+        "version": use.version,
+        "trajectories": use.num_trajectories,
+        "updates": None if first is None else str(first) if first == last else f"{first}-{last}",
+        "reward": use.reward_mean,
+    }
 
 
 def _show_changes(old: Path, new: Path, json_output: bool) -> None:
@@ -89,13 +101,16 @@ def _show_changes(old: Path, new: Path, json_output: bool) -> None:
 def _show_chain(run: Path, trajectory: str, json_output: bool) -> None:
     from hotpot.observability.lineage import trajectory_lineage
 
-    found = trajectory_lineage(open_reader(run), trajectory)
+    reader = open_reader(run)
+    found, run_id = trajectory_lineage(reader, trajectory), reader.manifest.run_id
     if json_output:
         print_json(dataclasses.asdict(found))
         return
     lines: list[str] = []
     for policy in found.policies:
         source = "the starting model" if policy.made_by_update is None else f"update {policy.made_by_update}"
+        if policy.made_by_update is not None and policy.origin not in {"", run_id}:
+            source += f" ({policy.origin})"
         lines.append(
             f"{source} published policy version {policy.policy_version} (checksum {policy.checksum})"
         )

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _WIDE = 240
 _LONGEST_CELL = 80
+_NARROWEST = 24
 
 
 def make_console(*, err: bool = False) -> "Console":
@@ -33,20 +34,55 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(
-    rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] | None = None, title: str = ""
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    columns: Sequence[str] | None = None,
+    title: str = "",
+    wrapped: Collection[str] = (),
 ) -> None:
-    """Print rows as a table with ``columns`` (by default those of the first row)."""
+    """Print rows as a table with ``columns`` (by default those of the first row).
+
+    Where the table is wider than the console, each row is printed as a list of its columns instead, unless it fits with
+    the columns ``wrapped``, whose text is printed whole, broken over several lines.
+    """
     from rich.table import Table
     from rich.text import Text
 
     names = list(columns) if columns is not None else list(rows[0]) if rows else []
+    cells = [[str(row[name]) if name in wrapped else cell(row[name]) for name in names] for row in rows]
+    console = make_console()
+    if rows and _width(names, cells, wrapped) > console.width:
+        _print_lists(cells, names, title, console)
+        return
     table = Table(title=title or None, title_justify="left")
     for name in names:
         numeric = all(isinstance(row[name], int | float | None) for row in rows)
-        table.add_column(name, justify="right" if numeric and rows else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell(row[name])) for name in names))
-    make_console().print(table)
+        table.add_column(name, justify="right" if numeric and rows else "left", no_wrap=name not in wrapped)
+    for texts in cells:
+        table.add_row(*map(Text, texts))
+    console.print(table)
+
+
+def _width(names: Sequence[str], cells: Sequence[Sequence[str]], wrapped: Collection[str]) -> int:
+    """Return the characters a table is wide, borders too, with the columns ``wrapped`` as narrow as can be read."""
+    from rich.cells import cell_len
+
+    widths = [
+        _NARROWEST if name in wrapped else max(cell_len(text) for text in (name, *(row[at] for row in cells)))
+        for at, name in enumerate(names)
+    ]
+    return sum(widths) + 3 * len(widths) + 1
+
+
+def _print_lists(
+    cells: Sequence[Sequence[str]], names: Sequence[str], title: str, console: "Console"
+) -> None:
+    width = max(map(len, names))
+    for number, row in enumerate(cells, start=1):
+        heading = f"{title + ', ' if title else ''}row {number} of {len(cells)}"
+        console.print(heading, style="bold", markup=False, highlight=False)
+        for name, text in zip(names, row, strict=True):
+            console.print(f"  {name:{width}}  {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -64,7 +100,9 @@ def cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        if value.is_integer() and abs(value) < 1e15:
+            return f"{value:.0f}"
+        return f"{value:.4g}" if abs(value) < 1e3 else f"{value:.1f}"
     text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
     return text if len(text) <= _LONGEST_CELL else text[: _LONGEST_CELL - 1] + "…"
 

@@ -33,7 +33,7 @@ def sql(
     if csv and json_output:
         raise UsageError("--csv and --json exclude each other; give one of them")
     if metrics:
-        _print(_listed(), ("name", "unit", "meaning", "cuts"), csv, json_output)
+        _print_metrics(csv, json_output)
         return
     text = _query(query, metric, by, where)
     if run is None:
@@ -67,13 +67,15 @@ def _query(query: str | None, metric: str | None, by: str, where: str) -> str:
     return registry.sql(registry.metric(metric), by=cuts, where=where)
 
 
-def _listed() -> list[dict[str, Any]]:
+def _print_metrics(csv: bool, json_output: bool) -> None:
     from hotpot.metrics import METRICS
 
-    return [
-        {"name": found.name, "unit": found.unit, "meaning": found.meaning, "cuts": list(found.cuts)}
-        for found in METRICS.values()
-    ]
+    columns = ("name", "unit", "meaning", "cuts")
+    rows = [{name: getattr(found, name) for name in columns} for found in METRICS.values()]
+    if csv or json_output:
+        _print(rows, columns, csv, json_output)
+    else:
+        print_rows(rows, columns=("name", "unit", "meaning"), wrapped=("meaning",))
 
 
 def _print(rows: list[dict[str, Any]], columns: Any, csv: bool, json_output: bool) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from hotpot.cli.output import make_console, print_json
 from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunsOption, find_run, read_manifest, read_summary
-from hotpot.errors import RecipeError
+from hotpot.errors import RecipeError, UsageError
 
 if TYPE_CHECKING:
     from hotpot.config import Recipe
@@ -26,10 +26,20 @@ def train(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Go on with this run.")
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="NAME",
+            help="With --resume: first, last (the default), or an update's number.",
+        ),
+    ] = None,
     runs: RunsOption = DEFAULT_RUNS,
     json_output: JsonOption = False,
 ) -> None:
     """Train an agent by a recipe, with a live table."""
+    if checkpoint is not None and resume is None:
+        raise UsageError("--checkpoint belongs to --resume; a new run starts from model.path")
     run = find_run(resume, runs) if resume is not None else None
     resolved = resolve_recipe(recipe, overrides or [], run)
     if plan:
@@ -38,7 +48,11 @@ def train(
     from hotpot import topology
 
     finished = topology.train(
-        resolved, resume=run, console=make_console(err=json_output), json_output=json_output
+        resolved,
+        resume=run,
+        checkpoint=checkpoint,
+        console=make_console(err=json_output),
+        json_output=json_output,
     )
     if json_output:
         print_json({"run": finished, **(read_summary(finished) or {})})

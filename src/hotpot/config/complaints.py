@@ -51,10 +51,17 @@ def complaints(
     lines: dict[str, None] = {}
     for detail in error.errors():
         path = tuple(str(part) for part in detail["loc"])
-        blamed = any(path[: len(given)] == given or given[: len(path)] == path for given in from_command_line)
-        where = "command line" if blamed and path else origin
-        lines.setdefault(f"{where}: {_complaint(detail, path)}")
+        text = _complaint(detail, path)
+        where = "command line" if _blamed(path, text, from_command_line) else origin
+        lines.setdefault(f"{where}: {text}")
     return list(lines)
+
+
+def _blamed(path: tuple[str, ...], text: str, from_command_line: Collection[tuple[str, ...]]) -> bool:
+    """Say whether the command line is to blame; a rule over several settings names them in its text."""
+    if not path:
+        return any(f"{'.'.join(given)} " in text for given in from_command_line)
+    return any(path[: len(given)] == given or given[: len(path)] == path for given in from_command_line)
 
 
 def _complaint(detail: ErrorDetails, path: tuple[str, ...]) -> str:

@@ -133,17 +133,15 @@ def plan_table(plan: Plan) -> "Table":
     from rich.table import Table
 
     table = Table(title="Plan: what the recipe comes to", title_justify="left")
-    table.add_column("part", style="bold")
-    table.add_column("size")
-    table.add_column("value", justify="right", style="cyan")
-    table.add_column("unit")
-    table.add_column("how it is made", style="dim")
+    table.add_column("size", no_wrap=True)
+    table.add_column("value", justify="right", style="cyan", no_wrap=True)
+    table.add_column("how it is made", style="dim", overflow="fold")
     last = ""
     for line in plan.lines():
-        if last and line.part != last:
+        if line.part != last:
             table.add_section()
-        part = "" if line.part == last else line.part
-        table.add_row(part, line.name, f"{line.value:,}", line.unit, line.made_of)
+            table.add_row(f"[bold]{line.part}")
+        table.add_row(f"  {line.name}", f"{line.value:,} {line.unit}", line.made_of)
         last = line.part
     return table
 

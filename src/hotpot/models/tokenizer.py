@@ -93,7 +93,10 @@ class PolicyTokenizer:
                 f"no model folder at {folder}; make one with `hotpot model warmstart RECIPE --out {folder}`"
             )
         names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-        return cls({name: (folder / name).read_bytes() for name in names if (folder / name).is_file()})
+        try:
+            return cls({name: (folder / name).read_bytes() for name in names if (folder / name).is_file()})
+        except ModelFilesError as error:
+            raise ModelFilesError(f"{folder}: {error}") from error
 
     @property
     def vocab_size(self) -> int:

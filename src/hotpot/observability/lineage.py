@@ -43,12 +43,16 @@ class VersionUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyUse:
-    """One policy version that sampled tokens of a trajectory, and the update that made it (None: the starting model)."""
+    """One policy version that sampled tokens of a trajectory, and the update that made it (None: the starting model).
+
+    ``origin`` is the run whose update it was, or the model or checkpoint folder that was taken up as this version.
+    """
 
     policy_version: int
     checksum: str
     num_tokens: int
     made_by_update: int | None
+    origin: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +119,13 @@ def trajectory_lineage(reader: SqlReader, trajectory_id: str) -> TrajectoryLinea
           FROM steps WHERE trajectory_id = {wanted}),
         checksums AS (SELECT policy_version, any_value(policy_checksum) AS checksum FROM steps GROUP BY 1)
         SELECT policy_version, coalesce(any_value(checksum), '') AS checksum,
-          sum(num_tokens)::BIGINT AS num_tokens, any_value(update) AS made_by_update
+          sum(num_tokens)::BIGINT AS num_tokens,
+          nullif(coalesce(any_value(update), any_value(manifest->>'$.update')::BIGINT), 0) AS made_by_update,
+          coalesce(any_value(manifest->>'$.origin'), '') AS origin
         FROM spans LEFT JOIN checksums USING (policy_version)
           LEFT JOIN (SELECT new_policy_version AS policy_version, update FROM updates) USING (policy_version)
+          LEFT JOIN (SELECT TRY_CAST(version AS BIGINT) AS policy_version, manifest FROM versions
+            WHERE kind = 'policy') USING (policy_version)
         GROUP BY policy_version ORDER BY policy_version""",
     )
     consumptions = rows(

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hotpot.errors import RunFolderError
-from hotpot.experience import Lease, RunReader, read_trajectories
+from hotpot.experience import Lease, RunReader, from_table, read_trajectories
+from hotpot.topology.history import known_versions
 from hotpot.topology.session import Session
-from hotpot.types import Purpose, Trajectory
+from hotpot.types import Purpose, Trajectory, VersionRow
 
 
 def run_rollout_only(session: Session) -> None:
@@ -42,6 +43,7 @@ def run_from_record(session: Session) -> None:
     source = session.recipe.debug.source_run
     if source is None:
         raise ValueError("learn_from_record needs debug.source_run")
+    session.store.record(_foreign_versions(source, session))
     for batch in recorded_batches(source, session.recipe.rollout.tasks_per_batch):
         if session.progress.done >= session.recipe.topology.updates or session.out_of_time():
             return
@@ -53,8 +55,8 @@ def run_from_record(session: Session) -> None:
         result = session.learn(update, kept)
         published = session.publish(update)
         session.record_update(result, kept, published, source="cold")
-        session.due()
         session.stop.check()
+        session.due()
 
 
 def first_policy_version(source: Path) -> int:
@@ -86,6 +88,17 @@ def recorded_batches(source: Path, tasks_per_batch: int) -> Iterator[list[Trajec
             "purpose = 'training' and trajectory_id in (select trajectory_id from steps where issue between ? and ?)",
             [first, last],
         )
+
+
+def _foreign_versions(source: Path, session: Session) -> list[VersionRow]:
+    """Return what explains the versions on the source's steps, as far as this run does not explain them itself."""
+    known = known_versions(RunReader.open(session.folder))
+    found: list[VersionRow] = from_table("versions", RunReader.open(source).table("versions"))
+    return [
+        dataclasses.replace(row, run_id=session.run_id)
+        for row in found
+        if (row.kind, row.version) not in known
+    ]
 
 
 def _adopt(run_id: str, trajectory: Trajectory) -> Trajectory:

@@ -7,7 +7,7 @@ run has an empty history. Reads; never writes.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ class History:
 
     ``update`` made the weights to go on with (0: the starting model); ``source`` is their checkpoint, None where the
     run begins with the recipe's model. ``updates`` is the chain to them, in order. ``seconds`` is the wall time of the
-    main loop by span, as far as it was recorded with updates and evaluations.
+    main loop by span, as far as it was recorded with updates and evaluations. ``versions`` are the (kind, version) that
+    the run has explained.
     """
 
     update: int = 0
@@ -35,6 +36,7 @@ class History:
     evaluations: Sequence[EvaluationRow] = ()
     counts: IntakeCounts = field(default_factory=IntakeCounts)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    versions: Set[tuple[str, str]] = frozenset()
 
 
 def read_history(folder: Path, checkpoint: str | None = None) -> History:
@@ -56,7 +58,14 @@ def read_history(folder: Path, checkpoint: str | None = None) -> History:
         evaluations=sorted(evaluations, key=lambda row: row.evaluation),
         counts=_counts(reader),
         seconds=_seconds(recorded, evaluations),
+        versions=known_versions(reader),
     )
+
+
+def known_versions(reader: RunReader) -> Set[tuple[str, str]]:
+    """Return (kind, version) of every version the run's table ``versions`` explains."""
+    found = reader.table("versions", ["kind", "version"]).to_pylist()
+    return frozenset((row["kind"], row["version"]) for row in found)
 
 
 def changed_settings(folder: Path, recipe: Recipe) -> dict[str, list[Any]]:

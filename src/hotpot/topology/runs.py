@@ -31,9 +31,14 @@ from hotpot.types import EvaluationRow, Purpose
 
 
 def train(
-    recipe: Recipe, *, resume: Path | None = None, console: Console | None = None, json_output: bool = False
+    recipe: Recipe,
+    *,
+    resume: Path | None = None,
+    checkpoint: str | None = None,
+    console: Console | None = None,
+    json_output: bool = False,
 ) -> Path:
-    """Run a recipe to its end, or go on with the run in ``resume``; return the run folder.
+    """Run a recipe to its end, or go on with the run in ``resume`` from a checkpoint of it (the last); return its folder.
 
     Raises :class:`hotpot.errors.UsageError` before anything is written where something cannot work, and
     :class:`StopRequested` after a clean end where the operator asked for one.
@@ -49,7 +54,13 @@ def train(
     with (
         StopSignal() as stop,
         wire(
-            recipe, run_id=run_id, folder=folder, resume=resume is not None, console=console, stop=stop
+            recipe,
+            run_id=run_id,
+            folder=folder,
+            resume=resume is not None,
+            checkpoint=checkpoint,
+            console=console,
+            stop=stop,
         ) as session,
     ):
         status = "failed"

@@ -28,5 +28,5 @@ def run_sync(session: Session) -> None:
         result = session.learn(update, collected)
         published = session.publish(update)
         session.record_update(result, collected, published, source="fresh")
-        session.due()
         session.stop.check()
+        session.due()

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,12 +191,17 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
         )
 
 
-def _replace(out: Path, save: Any) -> None:
+def _replace(out: Path, save: Callable[[Path], None]) -> None:
     partial = out.with_name(out.name + ".partial")
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    save(partial)
-    if out.exists():
-        shutil.rmtree(out)
-    partial.replace(out)
+    try:
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        save(partial)
+        if out.exists():
+            shutil.rmtree(out)
+        partial.replace(out)
+    except OSError as error:
+        raise ModelFilesError(
+            f"{out} can't be written: {error}; check space, or choose another folder"
+        ) from error

@@ -242,7 +242,11 @@ def wire(
             detail["changed"] = changed_settings(folder, recipe)
         store.record(
             [
-                *(rows.version_row(run_id, known) for known in versions),
+                *(
+                    rows.version_row(run_id, known)
+                    for known in versions
+                    if (known.kind, known.version) not in history.versions
+                ),
                 session.event("resumed" if resume else "run_started", detail),
             ]
         )
