@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 SEEDS = (101, 102, 103, 104, 105)
-HOTPOT = [sys.executable, "-m", "hotpot.cli.main"]
+HOTPOT = [sys.executable, "-m", "hotpot.cli"]
 RECIPE = "recipes/order_desk.toml"
 
 

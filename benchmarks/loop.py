@@ -20,7 +20,7 @@ ROUNDS = int(os.environ.get("ROUNDS", "3"))
 UPDATES = int(os.environ.get("UPDATES", "15"))
 SEED = 201
 RECIPE = "recipes/order_desk.toml"
-HOTPOT = [sys.executable, "-m", "hotpot.cli.main"]
+HOTPOT = [sys.executable, "-m", "hotpot.cli"]
 SECONDS = ("generate", "learn", "environment", "store", "evaluate", "other")
 
 

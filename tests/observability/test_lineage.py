@@ -153,6 +153,25 @@ def test_equal_runs_differ_in_nothing(reader_over) -> None:
     assert differences(reader_over, rows, rows) == []
 
 
+def test_a_version_that_was_taken_up_again_names_its_update_and_folder(reader_over) -> None:
+    trajectory = make_trajectory(policy_version=5)
+    again = make_row(
+        VersionRow, kind="policy", version="5", manifest=json.dumps({"checksum": "c", "update": 3, "origin": "runs/r/u3"})
+    )  # fmt: skip
+    reader = reader_over(tables([trajectory]) | {"versions": [again]})
+    (policy,) = trajectory_lineage(reader, trajectory.row.trajectory_id).policies
+    assert (policy.policy_version, policy.made_by_update, policy.origin) == (5, 3, "runs/r/u3")
+    first = make_row(
+        VersionRow,
+        kind="policy",
+        version="5",
+        manifest=json.dumps({"checksum": "c", "update": 0, "origin": "m"}),
+    )
+    reader = reader_over(tables([trajectory]) | {"versions": [first]})
+    (policy,) = trajectory_lineage(reader, trajectory.row.trajectory_id).policies
+    assert (policy.made_by_update, policy.origin) == (None, "m")
+
+
 def test_other_starting_weights_are_named(reader_over) -> None:
     old = make_trajectory(policy_version=1)
     new = dataclasses.replace(
@@ -189,7 +208,6 @@ def test_settings_packages_and_code_of_the_manifests() -> None:
         Difference(part="packages", where="torch", old="2.13.0", new="2.14.0"),
         Difference(part="code", where="commit", old="abc", new="def"),
         Difference(part="machine", where="num_threads", old="1", new="2"),
-        Difference(part="machine", where="thread_variables", old="", new="{}"),
         Difference(part="machine", where="thread_variables.OMP_NUM_THREADS", old="1", new=""),
     ]
     as_text = {**old, "recipe": json.dumps(old["recipe"])}

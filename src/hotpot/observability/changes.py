@@ -176,7 +176,7 @@ def _leaf_differences(part: str, old: Mapping[str, Any], new: Mapping[str, Any])
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping):  # an empty one has no leaves: what was put into it says all
         for key, inner in value.items():
             yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
     else:
