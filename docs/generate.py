@@ -1,14 +1,15 @@
 """Write the reference pages in docs/ from the code: tables, configuration, metrics, commands.
 
-Run by ``make docs``; ``tests/test_docs_current.py`` fails where a page is not what this would write. Every page is a
-pure function of the code, the same on every machine.
+Run by ``make docs``; ``--check`` writes nothing and fails where a page is not what this would write. Every page is a pure
+function of the code, the same on every machine.
 """
 
+import argparse
 import dataclasses
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,23 @@ def pages() -> dict[str, str]:
     }
 
 
-def main() -> int:
-    """Write the pages that are not current; return 0."""
+def main(arguments: Sequence[str], *, folder: Path = FOLDER) -> int:
+    """Write the pages of ``folder`` that are stale and return 0; with ``--check`` only name them, and return 1 if any is."""
+    parser = argparse.ArgumentParser(description="Write the reference pages in docs/ from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
+    check = parser.parse_args(arguments).check
+    current = True
     for name, text in pages().items():
-        path = FOLDER / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path = folder / name
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        current = False
+        if check:
+            sys.stdout.write(f"{path} is stale; run `make docs`\n")
+        else:
             path.write_text(text, encoding="utf-8")
             sys.stdout.write(f"wrote {path}\n")
-    return 0
+    return 0 if current or not check else 1
 
 
 def _rows(heading: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
@@ -288,4 +298,4 @@ def _with_default(option: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -56,3 +56,26 @@ def test_pages_cover_everything(generator: ModuleType) -> None:
         "env check",
     ):
         assert f"\n## hotpot {command}\n" in pages["commands.md"]
+
+
+def test_check_names_stale_pages_and_writes_nothing(
+    generator: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generator.main([], folder=tmp_path) == 0
+    assert generator.main(["--check"], folder=tmp_path) == 0
+    (tmp_path / "tables.md").write_text("old")
+    (tmp_path / "metrics.md").unlink()
+    capsys.readouterr()
+    assert generator.main(["--check"], folder=tmp_path) == 1
+    said = capsys.readouterr().out
+    assert [name for name in NAMES if f"{name} is stale" in said] == ["tables.md", "metrics.md"]
+    assert (tmp_path / "tables.md").read_text() == "old"
+    assert not (tmp_path / "metrics.md").exists()
+    assert generator.main([], folder=tmp_path) == 0
+    assert generator.main(["--check"], folder=tmp_path) == 0
+
+
+def test_an_unknown_argument_is_refused(generator: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        generator.main(["--chek"], folder=tmp_path)
+    assert not list(tmp_path.iterdir())

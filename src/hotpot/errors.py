@@ -15,7 +15,8 @@ The tree::
     ├── StoreError          the experience store could not keep its promise
     │   ├── LedgerError         an impossible state change, or a lost lease
     │   └── CorruptRecordError  bytes on disk that are not what was written
-    └── LearnerError        the learner can't go on (non-finite updates in a row, empty batch)
+    └── LearnerError        the learner can't go on (empty batch, warm start diverged)
+        └── learner.NonFiniteError  non-finite steps in a row; carries the learner's partial result, so it lives there
 
 A message names the value, the rule it breaks and the remedy. An error that ends an episode is a status with a
 reason on the attempt; an error that breaks a part ends the run.

@@ -51,11 +51,12 @@ def attempt_id(issue: int, sample: int, attempt: int, *, evaluation: int | None 
 
 
 def prefix_hash(tokens: NDArray[np.int32], *, extends: str = "") -> str:
-    """Return the hash of a token prefix, chained: ``hash(ab) == prefix_hash(b, extends=hash(a))``.
+    """Return the next link of a hash chain over chunks of tokens: ``prefix_hash(b, extends=prefix_hash(a))`` is that of
+    the chunks ``a``, ``b``.
 
-    ``tokens`` is int32 ``[n]``. The chain lets a step prove that its prompt extends the recorded one by hashing only
-    the new tokens. Starting value is the empty string. The chain hashes chunk boundaries too, so it is a fingerprint
-    of the *steps*, not only of the tokens.
+    ``tokens`` is int32 ``[n]``. The starting value is the empty string. Equal links mean equal chunks in equal order,
+    so the chain is a fingerprint of the *steps*: the same tokens in other chunks, or as one, have another hash. A link
+    says nothing of where the tokens came from; whoever uses it as proof hashes what was really handed out.
     """
     digest = hashlib.sha256(extends.encode())
     digest.update(np.ascontiguousarray(tokens, dtype="<i4").tobytes())

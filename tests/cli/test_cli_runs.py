@@ -6,22 +6,40 @@ import pytest
 from small_runs import json_of, write_model_folder, write_run
 
 from hotpot.experience import RunReader
+from hotpot.experience.owner import OwnerLock
 from hotpot.metrics import METRICS
 from hotpot.models import train_tokenizer
 from hotpot.observability.queries import cut
 
 
-def test_runs_lists_finished_and_unfinished_ones(hotpot, runs: Path) -> None:
+def test_runs_lists_finished_and_crashed_ones(hotpot, runs: Path) -> None:
     rows = {row["run"]: row for row in json_of(hotpot("runs", "--runs", runs, "--json"))}
     assert rows["old"] == {
         "run": "old", "status": "finished", "updates": 1, "trajectories": 8, "before": 0.25, "after": 0.75, "seconds": 3.5,
     }  # fmt: skip
-    assert rows["new"]["status"] == "unfinished"
+    assert rows["new"]["status"] == "crashed"
     assert (rows["new"]["updates"], rows["new"]["trajectories"]) == (1, 8)
     assert (rows["new"]["before"], rows["new"]["after"]) == (0.25, 0.5)
     table = hotpot("runs", "--runs", runs).stdout
     assert "old" in table
     assert "0.75" in table
+
+
+def test_runs_tells_running_stopped_and_crashed_apart(hotpot, tmp_path: Path) -> None:
+    run = write_run(tmp_path, "r")
+
+    def status() -> str:
+        (row,) = json_of(hotpot("runs", "--runs", tmp_path, "--json"))
+        assert (row["updates"], row["trajectories"]) == (1, 8)
+        return str(row["status"])
+
+    assert status() == "crashed"
+    lock = OwnerLock(run)
+    assert status() == "running"
+    (run / "summary.json").write_text('{"status": "stopped", "updates": 1, "trajectories": 8}')
+    assert status() == "running"
+    lock.release()
+    assert status() == "stopped"
 
 
 def test_runs_over_nothing_and_over_damage(hotpot, tmp_path: Path) -> None:

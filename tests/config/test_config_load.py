@@ -117,6 +117,7 @@ def test_the_command_line_is_blamed_for_its_own_mistakes(tmp_path: Path) -> None
         ("learner=3", "learner = 3 must be a section"),
         ("learner.minibatches=5000", "5000 is more than the 128 episodes of an update"),
         ("sampling.training.temperature=0", "is greedy: no exploration"),
+        ("learner.micro_batch_tokens=511", "learner.micro_batch_tokens = 511 is less than rollout.max_context_tokens = 512: the longest episode would fit in no forward pass; raise the former"),
         ("debug.mode=learn_from_record", "debug.source_run is set exactly when"),
     ],
 )  # fmt: skip
@@ -156,3 +157,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_dates_in_environment_parameters_become_text(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, "[env.params]\nday = 2026-01-02\n"))
     assert recipe.env.params == {"day": "2026-01-02"}
+
+
+def test_the_longest_episode_fits_in_a_pass_wherever_there_is_one() -> None:
+    assert build_recipe({}, ["learner.micro_batch_tokens=512"], origin="x").learner.micro_batch_tokens == 512
+    collects = build_recipe({}, ["learner.micro_batch_tokens=10", "debug.mode=rollout_only"], origin="x")
+    assert collects.learner.micro_batch_tokens == 10

@@ -60,7 +60,7 @@ def test_sampled_tokens_are_bounded_by_the_context_and_that_is_said() -> None:
     assert plan.max_sampled_tokens_per_episode == Recipe().rollout.max_context_tokens
     assert any("max_context" in note for note in plan.notes)
     assert make_plan(recipe()).notes == ()
-    assert len(make_plan(recipe("learner.micro_batch_tokens=10", "learner.learning_rate=0")).notes) == 2
+    assert len(make_plan(recipe("rollout.max_steps=100", "learner.learning_rate=0")).notes) == 2
 
 
 def test_table_and_json_show_every_line() -> None:

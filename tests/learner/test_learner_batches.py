@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from learner_cases import VOCAB, batch_of, make_batch, make_sequence
 
 from hotpot.errors import LearnerError
-from hotpot.learner.batches import check_sequences, cut, deal, lay_out, shared_prefix
+from hotpot.learner.batches import PADDING_MULTIPLE, check_sequences, cut, deal, lay_out, shared_prefix
 
 
 def test_arrival_order_changes_nothing() -> None:
@@ -68,7 +68,7 @@ def test_passes_predict_each_loss_token_from_the_token_before_it(max_tokens: int
     batch = batch_of(make_batch())
     by_start = {m.start: m for m in batch.sequences}
     for micro in cut(batch.sequences, max_tokens=max_tokens):
-        assert micro.num_computed <= max_tokens
+        assert len(micro.prefix) + micro.tokens.size <= max_tokens
         for row, column, target, flat in zip(
             micro.rows, micro.columns, micro.targets, micro.flat, strict=True
         ):
@@ -176,6 +176,15 @@ def test_a_sequence_beyond_the_budget_is_refused() -> None:
     batch = batch_of(make_batch())
     with pytest.raises(LearnerError, match="micro_batch_tokens"):
         cut(batch.sequences, max_tokens=8)
+
+
+def test_a_sequence_as_long_as_the_budget_is_a_pass_of_its_own() -> None:
+    batch = batch_of(make_batch())
+    longest = max(m.num_inputs for m in batch.sequences)
+    assert longest % PADDING_MULTIPLE, "rounding up must go beyond the budget"
+    passes = cut(batch.sequences, max_tokens=longest)
+    assert max(micro.tokens.shape[1] for micro in passes) == longest
+    assert sum(len(micro.flat) for micro in passes) == batch.num_loss_tokens
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from learner_cases import VOCAB, batch_of, make_batch, make_decoder, make_sequence
 from transformers import AutoModelForCausalLM
 
+from hotpot.errors import LearnerError
 from hotpot.learner.batches import cut, lay_out
 from hotpot.learner.forward import score
 from hotpot.models import save_model
@@ -82,3 +83,20 @@ def test_raw_log_probabilities_and_entropy() -> None:
     assert not torch.allclose(hot.logprobs, plain.logprobs, atol=1e-2)
     assert (hot.entropy > plain.entropy).float().mean() > 0.9
     assert hot.entropy.max() <= np.log(VOCAB) + 1e-6
+
+
+def test_positions_beyond_the_context_are_refused_and_padding_there_is_not() -> None:
+    batch = batch_of(make_batch())
+    longest = max(m.num_inputs for m in batch.sequences)
+    alone = lay_out([m for m in batch.sequences if m.num_inputs == longest][:1])
+    assert alone.tokens.shape[1] > longest, "the padding must run past the context"
+    found = [
+        score(make_decoder(max_context_tokens=context), alone, temperature=1.0).logprobs
+        for context in (longest, 96)
+    ]
+    assert torch.equal(*found)
+    together = lay_out(batch.sequences)
+    assert len(together.prefix) > 0
+    for micro in (alone, together):
+        with pytest.raises(LearnerError, match=f"{longest} tokens .* context of {longest - 1}"):
+            score(make_decoder(max_context_tokens=longest - 1), micro, temperature=1.0)

@@ -11,7 +11,7 @@ from learner_cases import batch_of, make_batch, make_decoder, make_sequence
 
 from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
-from hotpot.learner import Learner
+from hotpot.learner import Learner, NonFiniteError
 from hotpot.learner.batches import deal
 from hotpot.models import checksum
 
@@ -380,9 +380,23 @@ def test_too_many_skips_in_a_row_stop_the_run_and_name_the_trajectories() -> Non
     learner.update(make_batch(), update=3, policy_version=3)
     for update in (4, 5):
         learner.update(bad, update=update, policy_version=3)
-    with pytest.raises(LearnerError, match=r"0\.2\.0") as caught:
+    with pytest.raises(NonFiniteError, match=r"0\.2\.0") as caught:
         learner.update(bad, update=6, policy_version=3)
     assert "0.1.0" not in str(caught.value)
+    assert learner.update_number == 5
+
+
+def test_giving_up_carries_the_update_as_far_as_it_came() -> None:
+    learner = make_learner(minibatches=4, epochs=2, max_skipped_in_a_row=1)
+    bad = [spoiled(s) if s.trajectory_id == "0.2.0" else s for s in make_batch()]
+    with pytest.raises(NonFiniteError) as caught:
+        learner.update(bad, update=7, policy_version=3)
+    result = caught.value.result
+    assert (result.update, result.policy_version, result.skipped_steps) == (7, 3, 1)
+    assert [step.skipped for step in result.steps] == [False] * len(result.taken) + [True]
+    assert result.skipped_trajectories == ("0.2.0",)
+    assert len(result.learned) == len(bad)
+    assert result.agreement.num_tokens == result.num_loss_tokens - 1
 
 
 def test_impossible_input_is_refused() -> None:
@@ -397,3 +411,13 @@ def test_impossible_input_is_refused() -> None:
         make_learner(temperature=0.0)
     with pytest.raises(LearnerError, match="reference"):
         make_learner(kl_coefficient=0.1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [({"vocab_size": 39}, "vocabulary of 39 .* 40"), ({"max_context_tokens": 95}, "context of 95 .* 96")],
+)
+def test_a_reference_that_cannot_score_the_policy_is_refused_at_once(shape, message: str) -> None:
+    with pytest.raises(LearnerError, match=message):
+        make_learner(reference=make_decoder(**shape))
+    make_learner(reference=make_decoder(max_context_tokens=97))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hotpot.learner import masked
 
-REDUCTIONS = [masked.total, masked.mean, masked.sequence_mean, masked.maximum]
+REDUCTIONS = [masked.total, masked.mean, masked.maximum]
 
 
 def test_by_hand() -> None:
@@ -19,7 +19,6 @@ def test_by_hand() -> None:
     assert masked.count(mask) == 3
     assert masked.total(values, mask).item() == 9.0
     assert masked.mean(values, mask).item() == 3.0
-    assert masked.sequence_mean(values, mask).item() == pytest.approx((1.5 + 6.0) / 2)
     assert masked.maximum(values, mask).item() == 6.0
     assert masked.maximum(-values, mask).item() == -1.0
 
@@ -30,11 +29,9 @@ def test_against_loops(seed: int) -> None:
     values, mask = rng.normal(size=(4, 5)), rng.random((4, 5)) < rng.random()
     chosen = [[v for v, m in zip(vs, ms, strict=True) if m] for vs, ms in zip(values, mask, strict=True)]
     flat = [v for row in chosen for v in row]
-    rows = [sum(row) / len(row) for row in chosen if row]
     tensors = torch.from_numpy(values), torch.from_numpy(mask)
     assert masked.total(*tensors).item() == pytest.approx(sum(flat), abs=1e-12)
     assert masked.mean(*tensors).item() == pytest.approx(sum(flat) / max(len(flat), 1), abs=1e-12)
-    assert masked.sequence_mean(*tensors).item() == pytest.approx(sum(rows) / max(len(rows), 1), abs=1e-12)
     assert masked.maximum(*tensors).item() == (max(flat) if flat else 0.0)
 
 

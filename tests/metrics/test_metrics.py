@@ -75,6 +75,7 @@ def _update(random: np.random.Generator, number: int) -> UpdateRow:
     return make_row(
         UpdateRow, **drawn, update=number, policy_version=number, grad_norms=norms, losses=norms,
         reference_kl=None if number == 2 else 0.5 * number, num_loss_tokens=10 * number, num_tokens=30 * number,
+        num_collected_tokens=50 * number,
         num_padding_tokens=7 * number, optimizer_steps=0 if number == 3 else number, skipped_steps=4 - number,
         staleness_max=number, epochs=number, num_groups=5, num_groups_kept=number, started_us=number * 3_000_000,
         finished_us=number * 3_000_000 + number * 400_000,
@@ -230,6 +231,7 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "system/gpu_memory_bytes": lambda r: max(of_gauge(r, "gpu_memory_bytes")),
     "system/publish_s": lambda r: mean([u.publish_s for u in r["updates"]]),
     "system/update_s": lambda r: update_s(r) / len(r["updates"]),
+    "system/tokens_per_s": lambda r: of_updates(r, "num_collected_tokens") / update_s(r),
     "system/learner_idle_share": lambda r: 1 - of_updates(r, "learn_s") / update_s(r),
     "system/generate_share": lambda r: of_updates(r, "generate_s") / update_s(r),
     "system/environment_share": lambda r: of_updates(r, "environment_s") / update_s(r),

@@ -9,7 +9,8 @@ from hotpot.types import EvaluationRow, UpdateRow
 
 def update(number: int, **values: float) -> UpdateRow:
     return make_row(
-        UpdateRow, update=number, reward_mean=0.25, success_rate=0.5, approx_kl=0.002, num_tokens=1_000,
+        UpdateRow, update=number, reward_mean=0.25, success_rate=0.5, approx_kl=0.002, num_tokens=0,
+        num_collected_tokens=1_000,
         started_us=0, finished_us=2_000_000, generate_s=1.0, learn_s=0.5, **values,
     )  # fmt: skip
 

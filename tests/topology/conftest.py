@@ -11,7 +11,7 @@ import torch
 from hotpot.config import Recipe
 from hotpot.config.load import build_recipe
 from hotpot.testing.coin import coin_environment
-from hotpot.topology import train, warmstart, wiring
+from hotpot.topology import ingredients, train, warmstart
 
 Train = Callable[..., Path]
 
@@ -37,7 +37,7 @@ def coin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_coin(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (wiring, sys.modules["hotpot.topology.warmstart"]):
+    for module in (ingredients, sys.modules["hotpot.topology.warmstart"]):
         monkeypatch.setattr(module, "load_environment", lambda _kind, params: coin_environment(params))
 
 

@@ -21,10 +21,20 @@ COLUMNS = ("run", "status", "updates", "trajectories", "before", "after", "secon
 
 
 def describe(run: Path) -> dict[str, Any]:
-    """Return one run's line. A run without a summary is read from its records; ``after`` is then its last evaluation."""
+    """Return one run's line. A run without a summary is read from its records; ``after`` is then its last evaluation.
+
+    ``status`` is running where a living process writes the run; else what its summary says (finished, stopped, failed);
+    without one the process ended before it could write it: crashed.
+    """
+    from hotpot.experience.owner import is_owned
+
     try:
+        # Before the summary is looked for: a run that ends in between is then called running, never crashed.
+        running = is_owned(run)
         summary = read_summary(run)
-        return _unfinished(run) if summary is None else _finished(run, summary)
+        if running or summary is None:
+            return _unfinished(run, "running" if running else "crashed")
+        return _finished(run, summary)
     except HotpotError as error:
         return {**dict.fromkeys(COLUMNS), "run": run.name, "status": f"unreadable: {error}"}
 
@@ -42,7 +52,7 @@ def _finished(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unfinished(run: Path) -> dict[str, Any]:
+def _unfinished(run: Path, status: str) -> dict[str, Any]:
     reader = open_reader(run)
     (row,) = reader.sql(
         """
@@ -54,4 +64,4 @@ def _unfinished(run: Path) -> dict[str, Any]:
             WHERE purpose = 'evaluation' AND label <> 'before') AS after,
           (SELECT (max(time_us) - min(time_us)) / 1e6 FROM events) AS seconds"""
     ).to_pylist()
-    return {"run": run.name, "status": "unfinished", **row}
+    return {"run": run.name, "status": status, **row}

@@ -95,3 +95,13 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunFolderError(f"{path} holds no JSON object; the run folder is damaged")
     return found
+
+
+def read_recipe(run: Path) -> dict[str, Any] | None:
+    """Return the settings a run was told last: recipe.json, or where there is none the recipe of its manifest."""
+    told = run / "recipe.json"
+    if told.is_file():
+        found: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+        return found
+    stored = read_manifest(run).get("recipe")
+    return stored if isinstance(stored, dict) else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotpot.cli.output import make_console, print_json
-from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunsOption, find_run, read_manifest, read_summary
+from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunsOption, find_run, read_recipe, read_summary
 from hotpot.errors import RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def train(
 
 
 def resolve_recipe(recipe: str | None, overrides: list[str], run: Path | None) -> "Recipe":
-    """Return the recipe from a file, or from the manifest of the run to go on with, with overrides over it.
+    """Return the recipe from a file, or the one that the run to go on with was told last, with overrides over it.
 
     Raises
     ------
@@ -75,10 +75,10 @@ def resolve_recipe(recipe: str | None, overrides: list[str], run: Path | None) -
         return load_recipe(Path(recipe), overrides)
     if run is None:
         raise RecipeError("no recipe is given; name a TOML file, or a run to go on with (--resume RUN)")
-    stored = read_manifest(run).get("recipe")
-    if not isinstance(stored, dict):
-        raise RecipeError(f"{run}/manifest.json holds no recipe; name the recipe's file")
-    return build_recipe(stored, overrides, origin=f"{run}/manifest.json")
+    stored = read_recipe(run)
+    if stored is None:
+        raise RecipeError(f"{run} holds no recipe (recipe.json, manifest.json); name the recipe's file")
+    return build_recipe(stored, overrides, origin=str(run))
 
 
 def print_plan(recipe: "Recipe", json_output: bool) -> None:

@@ -227,11 +227,6 @@ def _checkpoints(recipe: Recipe) -> int:
 def _notes(recipe: Recipe) -> tuple[str, ...]:
     rollout, learner = recipe.rollout, recipe.learner
     notes = []
-    if learner.micro_batch_tokens < rollout.max_context_tokens:
-        notes.append(
-            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than one longest episode "
-            f"({rollout.max_context_tokens} tokens): such an episode is computed alone, above the budget"
-        )
     if rollout.max_steps * rollout.max_step_tokens > rollout.max_context_tokens:
         notes.append(
             f"{rollout.max_steps} steps of {rollout.max_step_tokens} tokens do not fit in "

@@ -314,4 +314,11 @@ class Recipe(Section):
                 f"rollout.max_step_tokens = {self.rollout.max_step_tokens} leaves no room for a prompt in "
                 f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
             )
+        learns = self.debug.mode != "rollout_only"
+        if learns and self.learner.micro_batch_tokens < self.rollout.max_context_tokens:
+            raise ValueError(
+                f"learner.micro_batch_tokens = {self.learner.micro_batch_tokens} is less than "
+                f"rollout.max_context_tokens = {self.rollout.max_context_tokens}: the longest episode would fit in no "
+                "forward pass; raise the former, or lower the latter"
+            )
         return self

@@ -176,6 +176,11 @@ class EmbeddedEngine:
             max_concurrency=self._settings.max_concurrency,
         )
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is in the engine."""
+        return not self._ids
+
     def close(self) -> None:
         """Give the weights and the cache back; requests in flight are never answered."""
         if self._closed:

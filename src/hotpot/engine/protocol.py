@@ -17,8 +17,10 @@ class Engine(Protocol):
     Contract (checked for every engine by :mod:`hotpot.testing.contracts_engine`):
 
     - Each accepted request is answered by exactly one :class:`Generation`.
-    - A request's tokens are a function of its prompt, stop tokens, limits, sampling parameters, key and the weights;
-      never of what else the engine is doing.
+    - A request's tokens are a function of its prompt, stop tokens, limits, sampling parameters, key and the weights,
+      up to rounding: products over a batch may round otherwise in other company, which moves log-probabilities in
+      their last digits and, rarely, a token whose random number falls on a boundary. Bit for bit the same is only
+      what follows the same sequence of calls (submit, step, publish) on the same machine with as many threads.
     - Sampling parameters are frozen per purpose when the engine is made.
     - Weights change only between tokens, whole or not at all; each token's version and checksum are reported.
     """

@@ -2,7 +2,7 @@
 
 from hotpot.learner.advantages import Advantages, GroupStatistics, Member, group_advantages
 from hotpot.learner.learner import Learner
-from hotpot.learner.results import Agreement, LearnedSequence, OptimizerStep, UpdateResult
+from hotpot.learner.results import Agreement, LearnedSequence, NonFiniteError, OptimizerStep, UpdateResult
 
 __all__ = [
     "Advantages",
@@ -11,6 +11,7 @@ __all__ = [
     "LearnedSequence",
     "Learner",
     "Member",
+    "NonFiniteError",
     "OptimizerStep",
     "UpdateResult",
     "group_advantages",

@@ -104,11 +104,6 @@ class MicroBatch:
     flat: NDArray[np.int64]
     num_padding: int
 
-    @property
-    def num_computed(self) -> int:
-        """Token positions the pass computes, padding included."""
-        return int(len(self.prefix) + self.tokens.size)
-
 
 def order_sequences(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
     """Return ``sequences`` in the batch's order: by group, trajectory and segment, numbers inside ids as numbers."""
@@ -197,22 +192,26 @@ def cut(members: Sequence[BatchSequence], *, max_tokens: int) -> list[MicroBatch
     """
     passes: list[list[BatchSequence]] = []
     for member in sorted(members, key=lambda m: (m.num_inputs, m.start)):
-        width = padded(member.num_inputs)
-        if width > max_tokens:
+        if member.num_inputs > max_tokens:
             raise LearnerError(
-                f"trajectory {member.sequence.trajectory_id!r} needs {width} padded tokens in one pass, more than "
+                f"trajectory {member.sequence.trajectory_id!r} needs {member.num_inputs} tokens in one pass, more than "
                 f"learner.micro_batch_tokens = {max_tokens}; raise that, or lower rollout.max_context_tokens"
             )
+        width = min(padded(member.num_inputs), max_tokens)
         if not passes or (len(passes[-1]) + 1) * width > max_tokens:
             passes.append([])
         passes[-1].append(member)
-    return [lay_out(rows) for rows in passes]
+    return [lay_out(rows, max_width=max_tokens) for rows in passes]
 
 
-def lay_out(members: Sequence[BatchSequence]) -> MicroBatch:
-    """Return the pass over ``members``: their longest common prefix once, the rest as right-padded rows."""
+def lay_out(members: Sequence[BatchSequence], *, max_width: int | None = None) -> MicroBatch:
+    """Return the pass over ``members``: their longest common prefix once, the rest as right-padded rows.
+
+    ``max_width`` bounds the padding, not the tokens: rows are never padded beyond it.
+    """
     shared = shared_prefix(members)
-    width = padded(max(member.num_inputs for member in members) - shared)
+    longest = max(member.num_inputs for member in members) - shared
+    width = padded(longest) if max_width is None else max(longest, min(padded(longest), max_width))
     tokens = np.zeros((len(members), width), dtype=np.int64)
     for row, member in enumerate(members):
         inputs = member.sequence.tokens[shared : member.num_inputs]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hotpot.errors import LearnerError
 from hotpot.learner.batches import MicroBatch
 from hotpot.learner.losses import entropy
 from hotpot.models import Decoder, DecoderConfig, KeyValueCache
@@ -78,11 +79,20 @@ def score(decoder: Decoder, micro: MicroBatch, *, temperature: float, spread: bo
 
 
 def _hidden(decoder: Decoder, micro: MicroBatch) -> Tensor:
-    """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``."""
+    """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``.
+
+    Raises :class:`LearnerError` where one of them would stand at a position the model does not know.
+    """
     tokens = torch.from_numpy(micro.tokens)
     before, width = len(micro.prefix), tokens.shape[1]
+    needed, context = before + int(micro.columns.max()) + 1, decoder.config.max_context_tokens
+    if needed > context:
+        raise LearnerError(
+            f"a sequence has {needed} tokens before its last loss token, more than the model's context of {context}; "
+            "cut it, or give a model with a longer context"
+        )
     # Padding may run past the last position the model knows; what it computes there is never read.
-    positions = torch.arange(before, before + width).clamp(max=decoder.config.max_context_tokens - 1)
+    positions = torch.arange(before, before + width).clamp(max=context - 1)
     positions = positions.expand(tokens.shape)
     wanted = torch.from_numpy(micro.rows * width + micro.columns)
     if before == 0:

@@ -24,7 +24,7 @@ def imitate(
     """Train ``decoder`` in place, one AdamW step a batch; return the loss of each, in nats per loss token.
 
     The learning rate rises linearly over a tenth of ``settings.steps``, then falls by a cosine to a tenth of its peak.
-    Raises :class:`LearnerError` on a loss that is not finite.
+    Raises :class:`LearnerError` on a loss or gradient that is not finite, before it reaches the weights.
     """
     optimizer = torch.optim.AdamW(
         decoder.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0
@@ -36,14 +36,14 @@ def imitate(
         loss = -score(decoder, lay_out(_members(sequences)), temperature=1.0).logprobs.mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(decoder.parameters(), settings.max_grad_norm)
-        optimizer.step()
+        norm = float(torch.nn.utils.clip_grad_norm_(decoder.parameters(), settings.max_grad_norm))
         losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
+        if not (math.isfinite(losses[-1]) and math.isfinite(norm)):
             raise LearnerError(
-                f"warm start: the loss of step {step} is {losses[-1]}; lower warmstart.learning_rate "
-                f"(now {settings.learning_rate:g})"
+                f"warm start: step {step} has loss {losses[-1]:g} and gradient norm {norm:g}; both must be finite: "
+                f"lower warmstart.learning_rate (now {settings.learning_rate:g})"
             )
+        optimizer.step()
     decoder.eval()
     return losses
 

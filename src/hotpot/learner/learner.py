@@ -29,9 +29,9 @@ from hotpot.experience.segments import TrainingSequence
 from hotpot.learner import checkpoint
 from hotpot.learner.advantages import Advantages, Member, group_advantages
 from hotpot.learner.batches import Batch, build_batch, check_sequences
-from hotpot.learner.results import LearnedSequence, OptimizerStep, UpdateResult
+from hotpot.learner.results import LearnedSequence, NonFiniteError, OptimizerStep, UpdateResult
 from hotpot.learner.steps import UpdateSteps
-from hotpot.models import Decoder, Weights
+from hotpot.models import Decoder, DecoderConfig, Weights
 
 
 class Learner:
@@ -67,9 +67,12 @@ class Learner:
             raise LearnerError(
                 f"learner.kl_coefficient = {settings.kl_coefficient} needs a reference policy; give one, or set it to 0"
             )
+        if reference is not None:
+            _check_reference(reference.config, decoder.config)
         self.decoder, self.settings, self.reference = decoder, settings, reference
         self.total_updates, self.seed, self.temperature = total_updates, seed, temperature
         self.update_number = 0
+        self.lost_updates = 0
         self.optimizer_steps = 0
         self._skipped_in_a_row: list[tuple[str, ...]] = []
         self._optimizer = torch.optim.AdamW(
@@ -88,8 +91,8 @@ class Learner:
         ``sequences``: every segment of every trajectory collected for the update (dropped groups included, so that
         their statistics are reported). ``policy_version``: the version of the weights as they stand now.
 
-        Raises :class:`LearnerError` where a sequence cannot be learned from, or where
-        ``max_skipped_in_a_row`` optimiser steps were skipped one after the other.
+        Raises :class:`LearnerError` where a sequence cannot be learned from, :class:`NonFiniteError` with the update as
+        far as it came where ``max_skipped_in_a_row`` optimiser steps were skipped one after the other.
         """
         if not sequences:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
@@ -103,9 +106,8 @@ class Learner:
                 f"update {update} at policy version {policy_version} was given tokens of version "
                 f"{batch.policy_versions.max()}, which it cannot have made; load the checkpoint they belong to"
             )
-        rate = self.learning_rate(update)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self.learning_rate(update)
         run = UpdateSteps(
             self.decoder,
             self._optimizer,
@@ -116,34 +118,24 @@ class Learner:
             seed=self.seed,
             update=update,
         )
-        steps = tuple(self._counted(step, update) for step in run.run())
+        steps: list[OptimizerStep] = []
+        for step in run.run():
+            steps.append(step)
+            self._count(step)
+            if len(self._skipped_in_a_row) >= self.settings.max_skipped_in_a_row:
+                break
+        result = self._result(run, batch, advantages, steps, update=update, policy_version=policy_version)
+        self._check_skips(result)
         self.update_number = update
-        return UpdateResult(
-            update=update,
-            policy_version=policy_version,
-            batch_hash=batch.hash,
-            groups=advantages.groups,
-            num_trajectories=len(batch.owners),
-            num_tokens=batch.num_tokens,
-            num_loss_tokens=batch.num_loss_tokens,
-            num_padding_tokens=run.num_padding,
-            num_computed_tokens=run.num_computed,
-            epochs=self.settings.epochs,
-            steps=steps,
-            learning_rate=rate,
-            has_reference=self.reference is not None,
-            agreement=run.agreement(staleness == 0),
-            advantage_mean=float(batch.advantages.mean()) if len(staleness) else 0.0,
-            advantage_std=float(batch.advantages.std()) if len(staleness) else 0.0,
-            staleness_mean=float(staleness.mean()) if len(staleness) else 0.0,
-            staleness_max=int(staleness.max()) if len(staleness) else 0,
-            learned=_learned(batch, run),
-            num_threads=torch.get_num_threads(),
-        )
+        return result
 
     def learning_rate(self, update: int) -> float:
-        """Return the rate of ``update`` (from 1): it falls linearly from the first update to the last."""
-        progress = min(max(update - 1, 0) / max(self.total_updates - 1, 1), 1.0)
+        """Return the rate of ``update`` (from 1): it falls linearly from the first update to the last.
+
+        ``lost_updates`` numbers before it belong to updates that are not on the way to these weights (a crash or a
+        rollback left them behind); they do not count.
+        """
+        progress = min(max(update - 1 - self.lost_updates, 0) / max(self.total_updates - 1, 1), 1.0)
         return self.settings.learning_rate * (1 - (1 - self.settings.final_learning_rate_share) * progress)
 
     def weights(self) -> Weights:
@@ -175,22 +167,73 @@ class Learner:
         }
         return group_advantages(list(members.values()), self.settings.advantages)
 
-    def _counted(self, step: OptimizerStep, update: int) -> OptimizerStep:
-        """Count ``step`` as taken or skipped; give up where too many were skipped in a row."""
-        if not step.skipped:
+    def _result(
+        self,
+        run: UpdateSteps,
+        batch: Batch,
+        advantages: Advantages,
+        steps: Sequence[OptimizerStep],
+        *,
+        update: int,
+        policy_version: int,
+    ) -> UpdateResult:
+        """Return what ``run`` came to, whole or cut off."""
+        staleness = policy_version - batch.policy_versions
+        return UpdateResult(
+            update=update,
+            policy_version=policy_version,
+            batch_hash=batch.hash,
+            groups=advantages.groups,
+            num_trajectories=len(batch.owners),
+            num_tokens=batch.num_tokens,
+            num_loss_tokens=batch.num_loss_tokens,
+            num_padding_tokens=run.num_padding,
+            epochs=self.settings.epochs,
+            steps=tuple(steps),
+            learning_rate=self.learning_rate(update),
+            has_reference=self.reference is not None,
+            agreement=run.agreement(staleness == 0),
+            advantage_mean=float(batch.advantages.mean()) if len(staleness) else 0.0,
+            advantage_std=float(batch.advantages.std()) if len(staleness) else 0.0,
+            staleness_mean=float(staleness.mean()) if len(staleness) else 0.0,
+            staleness_max=int(staleness.max()) if len(staleness) else 0,
+            learned=_learned(batch, run),
+            num_threads=torch.get_num_threads(),
+        )
+
+    def _count(self, step: OptimizerStep) -> None:
+        """Count ``step`` as taken or skipped."""
+        if step.skipped:
+            self._skipped_in_a_row.append(step.culprits)
+        else:
             self.optimizer_steps += 1
             self._skipped_in_a_row.clear()
-            return step
-        self._skipped_in_a_row.append(step.culprits)
-        limit = self.settings.max_skipped_in_a_row
-        if len(self._skipped_in_a_row) >= limit:
-            names = list(dict.fromkeys(name for names in self._skipped_in_a_row for name in names))
-            raise LearnerError(
-                f"update {update}: {len(self._skipped_in_a_row)} optimiser steps in a row had a non-finite loss or "
+
+    def _check_skips(self, result: UpdateResult) -> None:
+        """Give up, with what the update came to, where too many steps were skipped in a row."""
+        skipped, limit = self._skipped_in_a_row, self.settings.max_skipped_in_a_row
+        if len(skipped) >= limit:
+            names = dict.fromkeys(name for names in skipped for name in names)
+            raise NonFiniteError(
+                f"update {result.update}: {len(skipped)} optimiser steps in a row had a non-finite loss or "
                 f"gradient (learner.max_skipped_in_a_row = {limit}); trajectories involved: {', '.join(names)}. "
-                "Look at them with `hotpot show`, then lower learner.learning_rate or go back to a checkpoint"
+                "Look at them with `hotpot show`, then lower learner.learning_rate or go back to a checkpoint",
+                result,
             )
-        return step
+
+
+def _check_reference(reference: DecoderConfig, policy: DecoderConfig) -> None:
+    """Raise :class:`LearnerError` where the reference cannot score whatever the policy can say."""
+    if reference.vocab_size != policy.vocab_size:
+        raise LearnerError(
+            f"the reference has a vocabulary of {reference.vocab_size} tokens, the policy one of {policy.vocab_size}; "
+            "both must read the same token ids: set learner.reference_path to a model with the policy's tokenizer"
+        )
+    if reference.max_context_tokens < policy.max_context_tokens:
+        raise LearnerError(
+            f"the reference has a context of {reference.max_context_tokens} tokens, less than the policy's "
+            f"{policy.max_context_tokens}; set learner.reference_path to a model whose context is at least as long"
+        )
 
 
 def _learned(batch: Batch, run: UpdateSteps) -> tuple[LearnedSequence, ...]:

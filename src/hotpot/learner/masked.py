@@ -34,17 +34,6 @@ def mean(values: Tensor, mask: Tensor) -> Tensor:
     return total(values, mask) / max(count(mask), 1)
 
 
-def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over sequences of the mean over each one's unmasked values.
-
-    ``values`` float ``[B, T]``, ``mask`` bool ``[B, T]``. A row without unmasked values is no sequence: it enters
-    neither the sum nor the count.
-    """
-    per_row = mask.sum(dim=-1)
-    means = only(values, mask).sum(dim=-1) / per_row.clamp(min=1)
-    return mean(means, per_row > 0)
-
-
 def maximum(values: Tensor, mask: Tensor) -> Tensor:
     """Return the largest unmasked value of ``values`` float ``[...]``; a scalar, 0 where all is masked."""
     _check(values, mask)

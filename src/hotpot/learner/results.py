@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hotpot.errors import LearnerError
 from hotpot.learner.advantages import GroupStatistics
 from hotpot.learner.losses import LossStatistics
 
@@ -78,9 +79,8 @@ class Agreement:
 class UpdateResult:
     """One update. With no group with signal ``steps`` and ``learned`` are empty and every mean is 0.
 
-    Counts: ``num_tokens`` given and sampled tokens of the batch; ``num_computed_tokens`` positions one pass over it
-    computes (shared prefixes once, nothing after a sequence's last loss token, padding included), of which
-    ``num_padding_tokens`` are padding. Advantage and staleness are over the batch's loss tokens.
+    Counts: ``num_tokens`` given and sampled tokens of the batch; ``num_padding_tokens`` padding that one pass over it
+    computes. Advantage and staleness are over the batch's loss tokens.
     """
 
     update: int
@@ -91,7 +91,6 @@ class UpdateResult:
     num_tokens: int
     num_loss_tokens: int
     num_padding_tokens: int
-    num_computed_tokens: int
     epochs: int
     steps: tuple[OptimizerStep, ...]
     learning_rate: float
@@ -191,6 +190,17 @@ class UpdateResult:
 
     def _per_token(self, total: float) -> float:
         return total / max(self.statistics.num_tokens, 1)
+
+
+class NonFiniteError(LearnerError):
+    """Too many optimiser steps in a row had a non-finite loss or gradient.
+
+    ``result`` is the update as far as it came: its last step is the skipped one that was one too many.
+    """
+
+    def __init__(self, message: str, result: UpdateResult) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 def _mean(values: NDArray[np.float64]) -> float:

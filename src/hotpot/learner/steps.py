@@ -95,11 +95,6 @@ class UpdateSteps:
         """Padding tokens in one pass over the batch."""
         return sum(micro.num_padding for minibatch in self._plan[0] for micro in minibatch.micros)
 
-    @cached_property
-    def num_computed(self) -> int:
-        """Token positions computed in one pass over the batch, padding included."""
-        return sum(micro.num_computed for minibatch in self._plan[0] for micro in minibatch.micros)
-
     def agreement(self, fresh: NDArray[np.bool_]) -> Agreement:
         """Compare the first pass with what the sampler recorded, over the loss tokens ``fresh`` bool ``[N]``."""
         if self._recompute:

@@ -59,6 +59,36 @@ _GAUGES = (
         "a few; returns to 0",
         "If it climbs, the archive is slower than the log: a slow disk, or store.archive_every_batches too small.",
     ),
+    _gauge(
+        "failed_attempts", "attempts", "Tries at an episode whose environment broke, since the process began.",
+        "0",
+        "Read the reasons: select reason, count(*) from attempts where state = 'failed' group by 1.",
+        largest=True,
+    ),
+    _gauge(
+        "dropped_episodes", "episodes", "Episodes given up after all their tries, since the process began.",
+        "0",
+        "The environment fails again and again: mend it before training on what is left.",
+        largest=True,
+    ),
+    _gauge(
+        "quarantined_trajectories", "trajectories", "Trajectories the gate refused, since the process began.",
+        "0",
+        "Read table quarantine: each has the rule it broke and its payload.",
+        largest=True,
+    ),
+    _gauge(
+        "close_failures", "environments", "Environments that could not be closed, since the process began.",
+        "0",
+        "They may hold on to what they reserved; mend their close.",
+        largest=True,
+    ),
+    _gauge(
+        "redactions", "secrets", "Secrets replaced in what environments said, since the process began.",
+        "0",
+        "A tool shows secrets: take them out at the source.",
+        largest=True,
+    ),
 )  # fmt: skip
 
 _TIME = (
@@ -74,6 +104,13 @@ _TIME = (
         _UPDATE_S, "count(*)",
         healthy="steady",
         remedy="See the shares below for which part grew.",
+    ),
+    define(
+        "system/tokens_per_s", "updates", "tokens per second",
+        "Tokens of all trajectories collected, given and sampled, per second of the updates' wall time.",
+        "sum(num_collected_tokens)", _UPDATE_S,
+        healthy="steady",
+        remedy="See the shares below for which part grew, and rollout/sampled_tokens_per_s.",
     ),
     define(
         "system/learner_idle_share", "updates", "share",

@@ -86,7 +86,7 @@ _POLICY = (
         "Lower learner.learning_rate or learner.epochs, or raise learner.minibatches with care.",
     ),
     _per_loss_token(
-        "learn/entropy", "entropy", "nats", "Mean entropy of the model's distribution at loss tokens.",
+        "learn/entropy", "entropy", "nats", "Mean entropy of the policy's distribution at the training temperature over loss tokens.",
         "falls slowly",
         "A fast fall is a collapse: lower learner.learning_rate, raise the temperature.",
     ),
@@ -173,7 +173,7 @@ _SPEED = (
         remedy="See learn/padding_share and learner.micro_batch_tokens.",
     ),
     define(
-        "learn/padding_share", "updates", "share", "Share of computed token positions that were padding.",
+        "learn/padding_share", "updates", "share", "Padding computed, as a share of it and the batch's tokens together.",
         "sum(num_padding_tokens)", "sum(num_padding_tokens + num_tokens)",
         healthy="below 0.2",
         remedy="Raise learner.micro_batch_tokens, so that lengths pack better.",

@@ -2,6 +2,7 @@
 
 from hotpot.models.decoder import Decoder, DecoderConfig, KeyValueCache
 from hotpot.models.files import load_decoder, save_model
+from hotpot.models.threads import measure_threads, training_work, use_threads
 from hotpot.models.tokenizer import PolicyTokenizer, train_tokenizer
 from hotpot.models.weights import Weights, checksum, copy_weights
 
@@ -14,6 +15,9 @@ __all__ = [
     "checksum",
     "copy_weights",
     "load_decoder",
+    "measure_threads",
     "save_model",
     "train_tokenizer",
+    "training_work",
+    "use_threads",
 ]

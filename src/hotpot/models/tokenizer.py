@@ -1,10 +1,13 @@
 """The policy's tokenizer: ordinary transformers files, and text that stays text.
 
 Owns encoding, decoding and the chat template's text. Knows nothing of messages or masks (see rollout's dialect).
-Invariants: :meth:`PolicyTokenizer.encode_text` never yields a special token, whatever the text; encoding is lossless.
+Invariant: :meth:`PolicyTokenizer.encode_text` never yields an added token (special or not), whatever the text; the one
+exception is the token for characters a vocabulary lacks. Tokenizers made here are lossless: every text decodes as it
+was. Others need not be (some normalise text).
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -56,12 +59,13 @@ CHAT_TEMPLATE = (
 class PolicyTokenizer:
     """A tokenizer in the format of transformers: ``tokenizer.json`` and ``tokenizer_config.json`` of one folder.
 
-    Raises :class:`ModelFilesError` where a file, the chat template, the pad token or the end token is missing.
+    ``bos_token`` is the text of the token a conversation may begin with, "" where there is none.
+
+    Raises :class:`ModelFilesError` where a file, the chat template, the pad token or the end token is missing, or text
+    from outside can't be kept apart from added tokens.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        import json
-
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if name not in files:
                 raise ModelFilesError(
@@ -82,6 +86,8 @@ class PolicyTokenizer:
                 "the tokenizer has no chat template; add chat_template.jinja to the model folder "
                 "(or `chat_template` to tokenizer_config.json), or use an instruction-tuned model"
             )
+        self._plain = _without_added_tokens(files["tokenizer.json"], set(self.added_ids))
+        self.bos_token = self._text_of("bos_token") or ""
         self.end_id = self._special("eos_token")
         self.pad_id = self._special("pad_token", default=self.end_id)
 
@@ -109,27 +115,30 @@ class PolicyTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return {token.content: index for index, token in added.items() if token.special}
 
+    @cached_property
+    def added_ids(self) -> dict[str, int]:
+        """Id of every added token by its text: the special ones, and others such as ``<tool_call>``."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: index for index, token in added.items()}
+
     def files(self) -> dict[str, bytes]:
         """Return the files the tokenizer was made from, by name."""
         return dict(self._files)
 
     def encode_text(self, text: str) -> NDArray[np.int32]:
-        """Return the ids of ``text`` as plain text: what looks like a special token is spelled out. int32 ``[n]``."""
-        self._tokenizer.encode_special_tokens = True
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        """Return the ids of ``text`` as plain text: what looks like an added token is spelled out. int32 ``[n]``."""
+        return np.asarray(self._plain.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def encode_template(self, text: str) -> NDArray[np.int32]:
-        """Return the ids of template text, special tokens parsed. int32 ``[n]``. Never give it text from outside."""
-        self._tokenizer.encode_special_tokens = False
+        """Return the ids of template text, added tokens parsed. int32 ``[n]``. Never give it text from outside."""
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ``ids``, special tokens shown. A view for people; nothing is computed from it."""
+        """Return the text of ``ids``, special tokens shown. Actions are read from it; it is never encoded again."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def _special(self, key: str, default: int | None = None) -> int:
-        token = self._config.get(key)
-        token = token["content"] if isinstance(token, dict) else token
+        token = self._text_of(key)
         index = self._tokenizer.token_to_id(token) if token else None
         if index is None:
             if default is not None:
@@ -138,6 +147,43 @@ class PolicyTokenizer:
                 f"tokenizer_config.json names no {key} that is in the vocabulary (found {token!r}); set it"
             )
         return int(index)
+
+    def _text_of(self, key: str) -> str | None:
+        """Return the text of a token that tokenizer_config.json names, as text or as an object with ``content``."""
+        token = self._config.get(key)
+        text: str | None = token.get("content") if isinstance(token, dict) else token
+        return text
+
+
+def _without_added_tokens(data: bytes, added: Set[str]) -> Tokenizer:
+    """Return the tokenizer of ``tokenizer.json`` such that no text yields one of the tokens ``added``.
+
+    Emptying the list of added tokens leaves those that the model's own vocabulary holds, too: they, and the merges
+    that lead to them, are taken out. The unknown token stays, since models need it.
+    """
+    parts = json.loads(data)
+    parts.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
+    model = parts["model"]
+    vocabulary, unknown = model["vocab"], model.get("unk_token")
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {
+            text: index for text, index in vocabulary.items() if text not in added or text == unknown
+        }
+    elif reachable := [text for text, _ in vocabulary if text in added]:
+        raise ModelFilesError(
+            f"the tokenizer's vocabulary is a list that holds the added tokens {reachable[:3]}, so text could spell them; "
+            "use a model with a BPE tokenizer"
+        )
+    if "merges" in model:
+        prefix = model.get("continuing_subword_prefix") or ""
+        model["merges"] = [pair for pair in model["merges"] if not _touches(pair, added, prefix)]
+    return Tokenizer.from_str(json.dumps(parts, ensure_ascii=False))
+
+
+def _touches(pair: str | list[str], added: Set[str], prefix: str) -> bool:
+    """Whether a merge, given as ``"a b"`` or ``["a", "b"]``, takes or makes one of the tokens ``added``."""
+    first, second = pair.split(" ", 1) if isinstance(pair, str) else pair
+    return first in added or second in added or first + second.removeprefix(prefix) in added
 
 
 def train_tokenizer(corpus: Iterable[str], *, vocab_size: int = 512) -> PolicyTokenizer:

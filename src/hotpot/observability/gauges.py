@@ -52,11 +52,12 @@ class ProcessGauges:
         experience_backlog: int | None = None,
         gpu_memory_bytes: int | None = None,
         gpu_utilisation: float | None = None,
+        others: Mapping[str, float] | None = None,
     ) -> tuple[MetricRow, ...]:
         """Return one row per gauge that has a value now.
 
         ``engine_queue_depth`` in requests, ``experience_backlog`` in log segments not archived, ``gpu_utilisation`` as
-        a share. Those left out are not recorded.
+        a share. Those left out are not recorded. ``others`` are further registered gauges by name.
         """
         found = {
             "system/memory_rss_bytes": resident_bytes(),
@@ -66,6 +67,7 @@ class ProcessGauges:
             "system/experience_backlog": experience_backlog,
             "system/gpu_memory_bytes": gpu_memory_bytes,
             "system/gpu_utilisation": gpu_utilisation,
+            **(others or {}),
         }
         return gauge_rows(
             {name: value for name, value in found.items() if value is not None},

@@ -141,8 +141,10 @@ def update_line(row: UpdateRow) -> str:
 
 def evaluation_line(row: EvaluationRow) -> str:
     """Return one evaluation as one line of text, with its interval."""
+    when = "before training" if row.label == "before" else f"after update {row.update}"
+    how = "sampled" if row.temperature > 0 else "greedy"
     return (
-        f"evaluation {row.label} ({row.purpose}, {row.split}) after update {row.update}: "
+        f"{row.split} {when}, {how}: "
         f"success={row.success_rate:.3f} [{row.success_low:.3f}, {row.success_high:.3f}] "
         f"reward={_number(row.reward_mean)} tasks={row.num_tasks} seconds={row.seconds:.1f}"
     )
@@ -167,9 +169,9 @@ def time_line(row: UpdateRow) -> str:
 
 
 def tokens_per_s(row: UpdateRow) -> float:
-    """Return the tokens of the update's batch per second of its wall time; 0 where no time passed."""
+    """Return the tokens of all trajectories collected for the update per second of its wall time; 0 where none passed."""
     whole_s = (row.finished_us - row.started_us) / 1e6
-    return row.num_tokens / whole_s if whole_s > 0 else 0.0
+    return row.num_collected_tokens / whole_s if whole_s > 0 else 0.0
 
 
 def sparkline(shares: list[float], width: int = 60) -> str:

@@ -43,6 +43,7 @@ class SummaryInputs:
 def summarise(inputs: SummaryInputs) -> dict[str, Any]:
     """Return the summary as plain values; numbers that are not finite become null."""
     seconds = split_seconds(inputs.span_seconds)
+    last = inputs.updates[-1].update if inputs.updates else 0
     total_s = math.fsum(seconds.values())
     summary = {
         "run_id": inputs.run_id,
@@ -50,7 +51,7 @@ def summarise(inputs: SummaryInputs) -> dict[str, Any]:
         "hotpot_version": inputs.hotpot_version,
         "holdout": {
             "before": _holdout(inputs.evaluations, "before"),
-            "after": _holdout(inputs.evaluations, "after"),
+            "after": _holdout([row for row in inputs.evaluations if row.update == last], "after"),
         },
         "trajectories": inputs.num_trajectories,
         "evaluation_trajectories": inputs.num_evaluation_trajectories,

@@ -2,9 +2,9 @@
 
 ``template`` a chat template as a pure function of a conversation's shape · ``layout`` rendered text as tokens and
 stages · ``arguments``, ``syntax`` how a model writes calls · ``dialect`` messages to tokens and back · ``boundary`` what
-crosses it to an environment's code · ``recorder`` rows of steps · ``context`` the tokens on
-record · ``loop`` one episode · ``tasks`` which
-tasks are run · ``attempts`` tries, for the ledger · ``collector`` many episodes over an engine
+crosses it to an environment's code · ``recorder`` rows of steps · ``context`` the tokens on record · ``loop`` one
+episode · ``tasks`` which tasks are run · ``seeds`` with which chances · ``attempts`` tries, for the ledger ·
+``collector`` many episodes over an engine
 """
 
 from hotpot.rollout.attempts import AttemptLog, RolloutCounts
@@ -12,9 +12,10 @@ from hotpot.rollout.clock import Clock
 from hotpot.rollout.collector import Rollout
 from hotpot.rollout.dialect import Conversation, Dialect
 from hotpot.rollout.dialect_check import check_dialect
-from hotpot.rollout.loop import Episode, EpisodeRules, environment_seed
+from hotpot.rollout.loop import Episode, EpisodeRules
 from hotpot.rollout.prompt import Output, Prompt, Rewrite
 from hotpot.rollout.recorder import Provenance
+from hotpot.rollout.seeds import environment_seed, sampling_seed
 from hotpot.rollout.tasks import EpisodePlan, TaskSampler
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "TaskSampler",
     "check_dialect",
     "environment_seed",
+    "sampling_seed",
 ]

@@ -18,6 +18,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _CALL = re.compile(r"\s*([^\s()]*)\((.*)\)\s*", re.DOTALL)
 _PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _NEXT_PAIR = re.compile(r", (?=[A-Za-z_][A-Za-z0-9_]*=)")
+_ANY: frozenset[str] = frozenset()
+"""Types of a value whose schema names none."""
 
 
 class Unreadable(ValueError):
@@ -39,7 +41,7 @@ def read_compact_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
         key, value = parts.groups()
         if key in arguments:
             raise Unreadable(f"argument {key} is given twice")
-        arguments[key] = _read_value(value, kinds.get(key))
+        arguments[key] = _read_value(value, kinds.get(key, _ANY))
     return _call(name, arguments)
 
 
@@ -47,7 +49,7 @@ def write_compact_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str:
     """Return ``call`` as ``name(key=value, ...)``. ValueError where a key is no identifier."""
     kinds = _kinds(call.name, tools)
     pairs = [
-        f"{key}={_write_value(value, kinds.get(key))}" for key, value in json.loads(call.arguments).items()
+        f"{key}={_write_value(value, kinds.get(key, _ANY))}" for key, value in json.loads(call.arguments).items()
     ]
     return f"{call.name}({', '.join(pairs)})"
 
@@ -80,21 +82,24 @@ def _call(name: str, arguments: dict[str, Any]) -> ToolCall:
     return ToolCall(name=name, arguments=text)
 
 
-def _read_value(text: str, kind: str | None) -> Any:
-    if kind == "string" and not text.startswith('"'):
+def _read_value(text: str, kinds: frozenset[str]) -> Any:
+    if text == "null" and "null" in kinds:
+        return None
+    is_text = kinds - {"null"} == {"string"}
+    if is_text and not text.startswith('"'):
         return text
     try:
         value = _load(text)
     except Unreadable:
         return text
-    if isinstance(value, str) or kind != "string":
+    if isinstance(value, str) or not is_text:
         return value
     return text
 
 
-def _write_value(value: Any, kind: str | None) -> str:
+def _write_value(value: Any, kinds: frozenset[str]) -> str:
     if isinstance(value, str) and not _NEXT_PAIR.search(value):
-        read = _read_value(value, kind)
+        read = _read_value(value, kinds)
         if isinstance(read, str) and read == value:
             return value
     # In JSON without spaces between its parts, ", " occurs inside strings only, where the comma may be escaped.
@@ -121,22 +126,31 @@ def _refuse_constant(name: str) -> Any:
     raise Unreadable(f"{name} is no json value")
 
 
-def _kinds(name: str, tools: Sequence[ToolSpec]) -> dict[str, str]:
+def _kinds(name: str, tools: Sequence[ToolSpec]) -> dict[str, frozenset[str]]:
     return next((_property_kinds(tool.parameters) for tool in tools if tool.name == name), {})
 
 
 @lru_cache(maxsize=1024)
-def _property_kinds(parameters: str) -> dict[str, str]:
-    """Return the JSON type of each property of a schema, where it has exactly one."""
+def _property_kinds(parameters: str) -> dict[str, frozenset[str]]:
+    """Return the JSON types each property of a schema may have."""
     schema = json.loads(parameters)
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
         return {}
-    return {
-        key: value["type"]
-        for key, value in properties.items()
-        if isinstance(value, dict) and isinstance(value.get("type"), str)
-    }
+    return {key: _types(value) for key, value in properties.items()}
+
+
+def _types(schema: Any) -> frozenset[str]:
+    """Return the types of a schema, of all its alternatives together; none where one of them does not say."""
+    if not isinstance(schema, dict):
+        return _ANY
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(alternatives, list):
+        found = [_types(alternative) for alternative in alternatives]
+        return frozenset().union(*found) if all(found) else _ANY
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    return frozenset(kinds) if all(isinstance(one, str) for one in kinds) else _ANY
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)

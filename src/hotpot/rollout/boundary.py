@@ -13,8 +13,6 @@ from hotpot.envs import Environment
 from hotpot.errors import EnvironmentFailure
 from hotpot.types import Action, Message, Observation, Reward, Role, StepResult, Task, ToolCall, ToolSpec
 
-_MAX_REASON_CHARS = 300
-
 
 def make(factory: Callable[[], Environment]) -> Environment:
     """Return a fresh environment."""
@@ -30,11 +28,8 @@ def reset(environment: Environment, task: Task, seed: int) -> Observation:
             isinstance(observation, Observation),
             f"reset returned {type(observation).__name__}, not Observation",
         )
-        _check_messages(observation.messages, (Role.USER, Role.ASSISTANT))
-        _require(
-            any(message.role is Role.USER for message in observation.messages),
-            "the opening messages hold no user message",
-        )
+        _check_messages(observation.messages, (Role.USER,))
+        _require(bool(observation.messages), "the opening messages hold no user message")
         _check_tools(observation.tools)
         return observation
 
@@ -82,7 +77,7 @@ def _words(error: BaseException) -> str:
         text = str(error)
     except Exception as second:  # noqa: BLE001 (an exception whose text can't be had is still named)
         text = f"(its text can't be had: {type(second).__name__})"
-    return f"{type(error).__name__}: {text[:_MAX_REASON_CHARS]}"
+    return f"{type(error).__name__}: {text}"
 
 
 def _check_messages(messages: Any, roles: tuple[Role, ...]) -> None:

@@ -5,8 +5,8 @@ of what the template does to history. Knows no engine, no episode and no environ
 
 Rendering
 ---------
-Template text is encoded with special tokens parsed, content from outside as plain text, so that what looks like a
-special token in a tool's reply stays text. Each is encoded on its own, cut where one message ends and the next begins
+Template text is encoded with added tokens parsed, content from outside as plain text, so that what looks like a
+control token in a tool's reply (an end of turn, a ``<tool_call>``) stays text. Each is encoded on its own, cut where one message ends and the next begins
 (where the template renders a prefix of the messages as a prefix of the text): the whole conversation rendered at once
 gives the tokens of the same conversation rendered step by step.
 
@@ -23,7 +23,7 @@ Stages
 ------
 Text of the template belongs to the message it renders; in front of the first content, if that is no system message,
 to ``system``. The end of an assistant message that was not sampled belongs to the message that follows. The
-generation prompt belongs to the message before it. Assistant messages among an environment's opening messages are
+generation prompt belongs to the message before it. Assistant messages that a conversation is opened with are
 ``instruction``; in a rewritten prompt, what the model once said keeps its stage.
 """
 
@@ -72,11 +72,12 @@ class Dialect:
         self.syntax = choose_syntax(tokenizer)
         self.template = ChatTemplate(
             tokenizer.chat_template,
-            special_texts=tuple(tokenizer.special_ids),
+            # Runs of spaces are added tokens of some tokenizers; they are no markup.
+            special_texts=tuple(text for text in tokenizer.added_ids if text.strip()),
             variables={
                 "eos_token": tokenizer.decode([tokenizer.end_id]),
                 "pad_token": tokenizer.decode([tokenizer.pad_id]),
-                "bos_token": "",
+                "bos_token": tokenizer.bos_token,
             },
         )
         self._roots: dict[tuple[tuple[ToolSpec, ...], tuple[Shape, ...]], tuple[KnownShape, Layout]] = {}

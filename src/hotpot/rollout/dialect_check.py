@@ -1,6 +1,7 @@
 """The check of a dialect at start: a probe conversation, rendered at once and step by step.
 
-The probe has an answer and several tool results, no tools and then some, and content that looks like special tokens.
+The probe has an answer and several tool results, no tools and then some, and content that spells every added token,
+special or not (``<tool_call>`` is often none).
 """
 
 import numpy as np
@@ -21,17 +22,17 @@ _TOOL = ToolSpec(
 def check_dialect(dialect: Dialect) -> bool:
     """Try the template on a probe conversation; return whether it only ever appends.
 
-    Raises :class:`ModelFilesError` where it loses a message of some role, or where the conversation rendered at
-    once and step by step differ by a token although it only appends. A template that rewrites history is usable:
+    Raises :class:`ModelFilesError` where it loses a message of some role, where content becomes an added token, or
+    where the conversation rendered at once and step by step differ by a token although it only appends. A template that rewrites history is usable:
     each rewrite starts a segment.
     """
-    specials = "".join(dialect.tokenizer.special_ids)
+    added = "".join(dialect.tokenizer.added_ids)
     opening = (
-        Message(role=Role.SYSTEM, content=f"be brief {specials}"),
-        Message(role=Role.USER, content=f"what is k? {specials}"),
+        Message(role=Role.SYSTEM, content=f"be brief {added}"),
+        Message(role=Role.USER, content=f"what is k? {added}"),
     )
     rounds = (
-        (Message(role=Role.TOOL, content=f"v {specials}", name="look_up"),),
+        (Message(role=Role.TOOL, content=f"v {added}", name="look_up"),),
         (Message(role=Role.TOOL, content="w", name="look_up"), Message(role=Role.TOOL, content="x")),
         (Message(role=Role.USER, content="and l?"),),
     )
@@ -67,7 +68,7 @@ def _check_probe(
     tools: tuple[ToolSpec, ...],
 ) -> bool:
     """Return whether the template appended in every round; raise where whole and step by step differ all the same."""
-    special = [*dialect.tokenizer.special_ids.values()]
+    added = [*dialect.tokenizer.added_ids.values()]
     conversation, prompt = dialect.open(opening, tools)
     tokens, messages = [prompt.tokens], list(opening)
     for number, new in enumerate(rounds):
@@ -86,13 +87,12 @@ def _check_probe(
             f"for the same conversation; at once: {dialect.tokenizer.decode(whole)!r}, step by step: "
             f"{dialect.tokenizer.decode(step_by_step)!r}; use a template that only appends"
         )
-    given = np.isin(whole, special).sum()
-    spelled = dialect.open([Message(role=m.role, content="a", name=m.name) for m in messages], tools)[
-        1
-    ].tokens
-    if given != np.isin(spelled, special).sum():
+    harmless = [Message(role=message.role, content="a", name=message.name) for message in messages]
+    expected = int(np.isin(dialect.open(harmless, tools)[1].tokens, added).sum())
+    found = int(np.isin(whole, added).sum())
+    if found != expected:
         raise ModelFilesError(
-            "text that looks like a special token becomes one; the tokenizer parses special tokens in plain text: "
-            "mark them as special in tokenizer.json"
+            f"text that spells added tokens becomes {found - expected} of them; text from outside must never become a "
+            "control token: use a tokenizer.json whose vocabulary keeps them apart"
         )
     return True

@@ -7,12 +7,13 @@
                 └── next prompt ◄─────────┘ environment's messages
 
 Owns the order of things inside an episode, its limits and the check that each prompt extends what is recorded. Knows
-no engine, no other episode, no ledger; it waits for nothing and decides nothing by the clock but its time limit.
+no engine, no other episode, no ledger; it waits for nothing and decides nothing by the clock but its time limit, to
+which it is charged its own time only: that of its environment, and of the engine while its request was out.
 
 Limits
 ------
 ``answered`` the environment is done; ``max_steps`` as many model calls as allowed; ``max_step_tokens`` an output was
-cut at that length; ``max_context`` the context is full (or cut an output); ``max_seconds`` the time was over after a
+cut at that length; ``max_context`` the context is full (or cut an output); ``max_seconds`` its time was over after a
 step. A limit ends the episode without asking the environment again: the rewards so far count, success is false.
 Whatever goes wrong in the environment raises :class:`EnvironmentFailure` instead: then there is no trajectory.
 """
@@ -26,13 +27,13 @@ import numpy as np
 from hotpot.config import RolloutSection
 from hotpot.envs import Environment
 from hotpot.errors import EngineError, EnvironmentFailure
-from hotpot.ids import sha256_hex
 from hotpot.rollout import boundary
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.context import Context
 from hotpot.rollout.dialect import Conversation, Dialect
 from hotpot.rollout.prompt import Output, Prompt, Rewrite
 from hotpot.rollout.recorder import Provenance, Recorder, StepTimes, own
+from hotpot.rollout.seeds import environment_seed, sampling_seed
 from hotpot.rollout.tasks import EpisodePlan
 from hotpot.types import (
     EndReason,
@@ -53,8 +54,8 @@ from hotpot.types import (
 class EpisodeRules:
     """What all episodes of a rollout for one purpose have in common.
 
-    ``max_context_tokens`` is the smaller of the recipe's and the engine's. ``redact`` maps text of a tool to text
-    without secrets and the number of those it removed.
+    ``max_context_tokens`` is the smaller of the recipe's and the engine's. ``redact`` maps text of an environment to
+    text without secrets and the number of those it removed.
     """
 
     purpose: Purpose
@@ -101,7 +102,7 @@ class Episode:
         self._turn = 0
         self._end: EndReason | None = None
         self._success = False
-        self._started_s = 0.0
+        self._spent_s = 0.0
         self._started_us = self._prompt_us = self._finished_us = 0
 
     @property
@@ -117,12 +118,13 @@ class Episode:
     def start(self) -> None:
         """Make the environment, reset it and render the first prompt."""
         plan, rules = self.plan, self._rules
-        self._started_s = self._clock.now_s()
+        before_s = self._clock.now_s()
         self._started_us = self._clock.now_us()
         self._environment = boundary.make(self._make_environment)
         observation = boundary.reset(
             self._environment, plan.task, environment_seed(self._provenance.seed, plan)
         )
+        self._spent_s = self._clock.now_s() - before_s
         system = (Message(role=Role.SYSTEM, content=rules.system_prompt),) if rules.system_prompt else ()
         messages = (*system, *self._redacted(observation.messages))
         self._conversation, prompt = self._dialect.open(messages, observation.tools)
@@ -148,15 +150,19 @@ class Episode:
             purpose=rules.purpose,
             sampling=rules.sampling,
             key=SampleKey(
-                seed=self._provenance.seed, issue=self.plan.issue, sample=self.plan.sample, step=step
+                seed=sampling_seed(self._provenance.seed, rules.purpose),
+                issue=self.plan.issue,
+                sample=self.plan.sample,
+                step=step,
             ),
         )
         return self._request
 
-    def receive(self, generation: Generation) -> None:
+    def receive(self, generation: Generation, *, waited_s: float = 0.0) -> None:
         """Take the engine's answer: act in the environment, record the step, go on or end.
 
-        Raises :class:`EngineError` where the generation is not an answer to the request that is out.
+        ``waited_s`` seconds the engine worked while the request was out. Raises :class:`EngineError` where the
+        generation is not an answer to that request, or the request's prompt is no longer what is on record.
         """
         request, prompt, conversation = self._request, self._prompt, self._conversation
         if request is None or prompt is None or conversation is None or self._environment is None:
@@ -166,9 +172,11 @@ class Episode:
         generated_us = self._clock.now_us()
         output = self._dialect.parse(own(generation.tokens, np.int32), conversation.tools)
         _check_generation(generation, request, output)
+        self._context.prove(request.prompt)
         before_s = self._clock.now_s()
         result = boundary.step(self._environment, output.action) if output.ended else None
         environment_s = self._clock.now_s() - before_s
+        self._spent_s += waited_s + environment_s
         self._finished_us = self._clock.now_us()
         self._request = None
         times = StepTimes(
@@ -212,8 +220,7 @@ class Episode:
             return EndReason.ANSWERED
         if len(self._recorder.steps) >= limits.max_steps:
             return EndReason.MAX_STEPS
-        elapsed_s = self._clock.now_s() - self._started_s
-        if elapsed_s >= limits.max_seconds and not self._rules.deterministic:
+        if self._spent_s >= limits.max_seconds and not self._rules.deterministic:
             return EndReason.MAX_SECONDS
         return None
 
@@ -234,18 +241,12 @@ class Episode:
     def _redacted(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         texts = []
         for message in messages:
-            if message.role is Role.TOOL:
-                text, count = self._rules.redact(message.content)
-                if count:
-                    self.num_redactions += count
-                    message = dataclasses.replace(message, content=text)
+            text, count = self._rules.redact(message.content)
+            if count:
+                self.num_redactions += count
+                message = dataclasses.replace(message, content=text)
             texts.append(message)
         return tuple(texts)
-
-
-def environment_seed(seed: int, plan: EpisodePlan) -> int:
-    """Return the seed of an episode's environment: the same for all samples and attempts of one task issue."""
-    return int(sha256_hex(f"environment\n{seed}\n{plan.task.split}\n{plan.issue}")[:15], 16)
 
 
 def _check_generation(generation: Generation, request: GenerationRequest, output: Output) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hotpot.ids import attempt_id, episode_id, group_id
 from hotpot.rollout.prompt import Output, Prompt
+from hotpot.rollout.seeds import sampling_seed
 from hotpot.rollout.tasks import EpisodePlan
 from hotpot.types import (
     SCHEMA_VERSION,
@@ -27,7 +28,7 @@ from hotpot.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Who records: what stands on every step of a rollout. Versions as they stand in the lake."""
+    """Who records: what stands on every step of a rollout. Versions as they stand in the lake, ``seed`` the run's."""
 
     run_id: str
     seed: int
@@ -66,7 +67,7 @@ class Recorder:
         self.plan = plan
         self.attempt_id = attempt_id(plan.issue, plan.sample, attempt, **number)
         self.steps: list[StepRow] = []
-        self._seed = provenance.seed
+        self._seed = sampling_seed(provenance.seed, purpose)
         self._shared: dict[str, Any] = {
             "run_id": provenance.run_id,
             "trajectory_id": self.attempt_id,

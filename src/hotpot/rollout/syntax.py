@@ -8,8 +8,8 @@ Compact (tokenizers whose special tokens hold ``<|call|>``)::
     [thought]<|call|>name(key=value, key=value)      or      answer
 
 A value runs to the next ``, key=`` or to the closing parenthesis, so it may hold commas and parentheses. Where the
-tool's schema says string it is text as written; elsewhere it is JSON if it reads as JSON, else text. A value that
-begins with a double quote and is a JSON string is that string.
+tool's schema says string it is text as written (but ``null`` where it says string or null); elsewhere it is JSON if it
+reads as JSON, else text. A value that begins with a double quote and is a JSON string is that string.
 
 Hermes (all others; the format of the Hermes and Qwen model families)::
 

@@ -87,7 +87,7 @@ class ChatTemplate:
     Parameters
     ----------
     source: Jinja text as in ``chat_template.jinja``.
-    special_texts: texts of the tokenizer's special tokens; descriptions that contain one become slots, names that do
+    special_texts: texts of the tokenizer's added tokens; descriptions that contain one become slots, names that do
         are refused.
     variables: what else the template may read, such as ``bos_token``.
 
@@ -122,7 +122,7 @@ class ChatTemplate:
         """Render a conversation of these shapes. No tools and an empty list of tools are the same thing.
 
         Raises :class:`ModelFilesError` where the template refuses the conversation and :class:`EnvironmentSpecError`
-        where a tool's name or schema holds a special token.
+        where a tool's name or schema holds a control token.
         """
         slots: list[Slot] = []
         functions = [self._function(tool, slots) for tool in tools]
@@ -204,7 +204,7 @@ class ChatTemplate:
     def _checked(self, text: str) -> str:
         if not self._harmless(text):
             raise EnvironmentSpecError(
-                f"{text!r} in a tool's name or schema contains a special token or a character above U+F0000; rename it"
+                f"{text!r} in a tool's name or schema contains a control token or a character above U+F0000; rename it"
             )
         return text
 

@@ -92,62 +92,37 @@ def make_trajectory(
     evaluation purpose belongs to evaluation 0, unless given. ``new_segment_at`` names a step whose prompt rewrites
     history. ``success`` defaults to ``reward > 0``.
     """
-    key = (seed, issue, sample, attempt, 0 if evaluation is None else evaluation + 1)
-    random = np.random.default_rng(key)
+    random = np.random.default_rng(
+        (seed, issue, sample, attempt, 0 if evaluation is None else evaluation + 1)
+    )
     if split is None:
         split = Split.TRAIN if purpose == Purpose.TRAINING else Split.HOLDOUT
     if evaluation is None and purpose != Purpose.TRAINING:
         evaluation = 0
-    shared: dict[str, Any] = {
+    content = f'{{"issue":{issue},"split":"{split.value}"}}'
+    shared = {
+        **_identity(issue, sample, attempt, evaluation),
         "run_id": run_id,
-        "trajectory_id": attempt_id(issue, sample, attempt, evaluation=evaluation),
-        "episode_id": episode_id(issue, sample, evaluation=evaluation),
-        "group_id": group_id(issue, evaluation=evaluation),
-        "attempt_id": attempt_id(issue, sample, attempt, evaluation=evaluation),
-        "task_id": task_id("fake", _task_content(issue, split)),
+        "task_id": task_id("fake", content),
         "split": split.value,
         "purpose": purpose.value,
         "actor_id": actor_id,
-        "actor_group": "group-0",
-        "env_version": ENV_VERSION,
-        "reward_version": REWARD_VERSION,
-        "prompt_version": PROMPT_VERSION,
         "policy_version": policy_version,
-        "schema_version": SCHEMA_VERSION,
     }
-    lengths = (prompt_tokens, sampled_tokens)
     steps: list[StepRow] = []
     for number in range(num_steps):
         last = number == num_steps - 1
         steps.append(
             _make_step(
-                shared, steps, random, lengths, vocabulary,
+                shared, steps, random, (prompt_tokens, sampled_tokens), vocabulary,
                 rewards=(reward,) if last else (),
                 last=last,
                 rewrites=number == new_segment_at,
                 seed=seed, issue=issue, sample=sample,
             )
         )  # fmt: skip
-    row = TrajectoryRow(
-        **shared,
-        task_content=_task_content(issue, split),
-        env="fake",
-        evaluation=evaluation,
-        parent_trajectory_id=None,
-        fork_step=None,
-        num_turns=1,
-        num_steps=num_steps,
-        num_segments=1 + steps[-1].segment,
-        num_prompt_tokens=sum(len(step.prompt_tokens) for step in steps),
-        num_sampled_tokens=sum(len(step.sampled_tokens) for step in steps),
-        reward=reward,
-        reward_names=("total",),
-        reward_values=(reward,),
-        success=reward > 0 if success is None else success,
-        end_reason=EndReason.ANSWERED.value,
-        tool_errors=0,
-        started_us=steps[0].started_us,
-        finished_us=steps[-1].finished_us,
+    row = _summary(
+        shared, steps, content, evaluation, reward, success=reward > 0 if success is None else success
     )
     return Trajectory(row=row, steps=tuple(steps))
 
@@ -177,6 +152,53 @@ def make_group(
         )
         for sample in range(size)
     ]
+
+
+def _identity(issue: int, sample: int, attempt: int, evaluation: int | None) -> dict[str, Any]:
+    """Return the columns that every step and the summary share, as far as no argument of the builder changes them."""
+    return {
+        "trajectory_id": attempt_id(issue, sample, attempt, evaluation=evaluation),
+        "episode_id": episode_id(issue, sample, evaluation=evaluation),
+        "group_id": group_id(issue, evaluation=evaluation),
+        "attempt_id": attempt_id(issue, sample, attempt, evaluation=evaluation),
+        "actor_group": "group-0",
+        "env_version": ENV_VERSION,
+        "reward_version": REWARD_VERSION,
+        "prompt_version": PROMPT_VERSION,
+        "schema_version": SCHEMA_VERSION,
+    }
+
+
+def _summary(
+    shared: dict[str, Any],
+    steps: list[StepRow],
+    content: str,
+    evaluation: int | None,
+    reward: float,
+    *,
+    success: bool,
+) -> TrajectoryRow:
+    return TrajectoryRow(
+        **shared,
+        task_content=content,
+        env="fake",
+        evaluation=evaluation,
+        parent_trajectory_id=None,
+        fork_step=None,
+        num_turns=1,
+        num_steps=len(steps),
+        num_segments=1 + steps[-1].segment,
+        num_prompt_tokens=sum(len(step.prompt_tokens) for step in steps),
+        num_sampled_tokens=sum(len(step.sampled_tokens) for step in steps),
+        reward=reward,
+        reward_names=("total",),
+        reward_values=(reward,),
+        success=success,
+        end_reason=EndReason.ANSWERED.value,
+        tool_errors=0,
+        started_us=steps[0].started_us,
+        finished_us=steps[-1].finished_us,
+    )
 
 
 def _make_step(
@@ -267,10 +289,6 @@ def _split(count: int, stages: tuple[Stage, ...]) -> list[tuple[Stage, int]]:
     head = count // 2 if len(stages) > 1 else 0
     pairs = [(stages[0], head), (stages[-1], count - head)]
     return [(stage, length) for stage, length in pairs if length]
-
-
-def _task_content(issue: int, split: Split) -> str:
-    return f'{{"issue":{issue},"split":"{split.value}"}}'
 
 
 def _plain_value(hint: Any) -> Any:

@@ -12,6 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hotpot.errors import ModelFilesError
+from hotpot.observability.files import replace_text
+
+CURRENT = "current"
+"""File in the checkpoint folder with the update that a resume goes on from: the newest, or the one it was sent back to."""
 
 _NAME = re.compile(r"update-(\d{6,})")
 
@@ -45,9 +49,15 @@ def write_checkpoint(run: Path, update: int, save: Callable[[Path], None], *, ke
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    point_at(run, update)
     for old in list_checkpoints(run)[1 : -keep - 1]:
         shutil.rmtree(checkpoint_folder(run, old))
     return final
+
+
+def point_at(run: Path, update: int) -> None:
+    """Make the checkpoint after ``update`` the one that a resume goes on from, durably."""
+    replace_text(run / "checkpoints" / CURRENT, [f"{update}\n"])
 
 
 def find_checkpoint(run: Path, name: str | None = None) -> tuple[int, Path]:
@@ -61,7 +71,9 @@ def find_checkpoint(run: Path, name: str | None = None) -> tuple[int, Path]:
             f"{run} has no checkpoint; restore {run / 'checkpoints'} from a copy, or start the run anew"
         )
     if name is None or name == "last":
-        update = known[-1]
+        pointer = run / "checkpoints" / CURRENT
+        pointed = int(pointer.read_text()) if pointer.is_file() else known[-1]
+        update = pointed if pointed in known else known[-1]
     elif name == "first":
         update = known[0]
     elif name.isdigit() and int(name) in known:

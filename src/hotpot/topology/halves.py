@@ -12,7 +12,8 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from hotpot.errors import RunFolderError
+from hotpot.config import Recipe
+from hotpot.errors import RecipeError, RunFolderError
 from hotpot.experience import Lease, RunReader, from_table, read_trajectories
 from hotpot.topology.history import known_versions
 from hotpot.topology.session import Session
@@ -20,9 +21,11 @@ from hotpot.types import Purpose, Trajectory, VersionRow
 
 
 def run_rollout_only(session: Session) -> None:
-    """Collect and store as many batches as the recipe has updates; the policy never changes."""
+    """Collect and store as many batches as the recipe has updates, those of earlier processes counted in; the policy
+    never changes.
+    """
     recipe = session.recipe
-    for _ in range(recipe.topology.updates):
+    while session.sampler.next_issue < recipe.topology.updates * recipe.rollout.tasks_per_batch:
         collected = session.intake.collect(
             session.sampler.issue(recipe.rollout.tasks_per_batch), Purpose.TRAINING
         )
@@ -57,6 +60,25 @@ def run_from_record(session: Session) -> None:
         session.record_update(result, kept, published, source="cold")
         session.stop.check()
         session.due()
+
+
+def check_source(source: Path, recipe: Recipe) -> None:
+    """Refuse a source whose training steps were sampled from another distribution than the recipe's.
+
+    The ratio compares log-probabilities of one distribution; the learner takes its temperature from the recipe. Raises
+    :class:`RecipeError` naming both.
+    """
+    names = ("temperature", "top_p", "top_k", "repetition_penalty")
+    found = RunReader.open(source).sql(
+        f"select distinct {', '.join(names)} from steps where purpose = 'training'"
+    )
+    wanted = recipe.sampling.training.model_dump()
+    for row in found.to_pylist():
+        if row != wanted:
+            raise RecipeError(
+                f"the steps of {source} were sampled with {row}, but sampling.training is {wanted}; give the recipe the "
+                "source's sampling parameters, or name another debug.source_run"
+            )
 
 
 def first_policy_version(source: Path) -> int:

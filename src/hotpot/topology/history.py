@@ -15,9 +15,13 @@ from typing import Any
 from hotpot.config import Recipe
 from hotpot.errors import RunFolderError
 from hotpot.experience import RunReader, from_table, read_manifest
+from hotpot.observability.files import replace_text
 from hotpot.topology.checkpoints import find_checkpoint, list_checkpoints
 from hotpot.topology.intake import IntakeCounts
 from hotpot.types import EvaluationRow, UpdateRow
+
+RECIPE_NAME = "recipe.json"
+"""File in the run folder with the settings as they were told last; the manifest keeps those it began with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,9 +72,22 @@ def known_versions(reader: RunReader) -> Set[tuple[str, str]]:
     return frozenset((row["kind"], row["version"]) for row in found)
 
 
+def last_recipe(folder: Path) -> dict[str, Any]:
+    """Return the recipe that the run in ``folder`` was told last: by its start, or by its last resume."""
+    path = folder / RECIPE_NAME
+    text = path.read_text(encoding="utf-8") if path.is_file() else read_manifest(folder).recipe
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def write_recipe(folder: Path, recipe: Recipe) -> None:
+    """Keep ``recipe`` as what the run was told last, whole or not at all."""
+    replace_text(folder / RECIPE_NAME, [recipe.model_dump_json(indent=1), "\n"])
+
+
 def changed_settings(folder: Path, recipe: Recipe) -> dict[str, list[Any]]:
-    """Return {setting: [as the run in ``folder`` began, now]} for what it is told to do differently from here on."""
-    old = dict(_settings(json.loads(read_manifest(folder).recipe)))
+    """Return {setting: [as it was told last, now]} for what the run in ``folder`` is to do differently from here on."""
+    old = dict(_settings(last_recipe(folder)))
     new = dict(_settings(recipe.model_dump(mode="json")))
     return {
         name: [old.get(name), new.get(name)]

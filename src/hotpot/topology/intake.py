@@ -11,9 +11,9 @@ also when the operator stops the run half-way. Training and evaluation both coll
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from hotpot.experience import ExperienceStore
+from hotpot.models import use_threads
+from hotpot.observability.live import LiveView
 from hotpot.rollout import EpisodePlan, Rollout
 from hotpot.timeline import Timeline
 from hotpot.topology.stopping import StopSignal
@@ -42,12 +42,15 @@ class Intake:
         store: ExperienceStore,
         timeline: Timeline,
         stop: StopSignal,
+        view: LiveView,
         *,
         num_threads: int,
         counts: IntakeCounts | None = None,
     ) -> None:
         self.counts = counts or IntakeCounts()
-        self._rollout, self._store, self._timeline, self._stop = rollout, store, timeline, stop
+        self._rollout, self._store, self._timeline = rollout, store, timeline
+        self._stop, self._view = stop, view
+        self._quarantined = 0
         self._num_threads = num_threads
         self._sampled_at = (0, 0)
 
@@ -56,7 +59,7 @@ class Intake:
 
         Raises :class:`hotpot.topology.stopping.StopRequested` at the next engine step after a signal.
         """
-        torch.set_num_threads(self._num_threads)
+        use_threads(self._num_threads)
         pending: list[Trajectory] = []
         try:
             for finished in self._rollout.collect(plans, purpose):
@@ -82,12 +85,32 @@ class Intake:
             return None
         return (counts.requests_in_engine - requests) / (counts.engine_steps - steps)
 
+    def losses(self) -> dict[str, float]:
+        """Return, as gauges, what did not become a trajectory of this process: failed tries, dropped episodes, refusals."""
+        counts = self._rollout.counts
+        return {
+            "system/failed_attempts": sum(counts.failures.values()),
+            "system/dropped_episodes": counts.dropped,
+            "system/quarantined_trajectories": self._quarantined,
+            "system/close_failures": sum(counts.close_failures.values()),
+            "system/redactions": counts.redactions,
+        }
+
+    def failures(self) -> str:
+        """Return the reasons of failed tries with their counts, the commonest first."""
+        found = self._rollout.counts.failures.most_common(3)
+        return "; ".join(f"{number} x {reason}" for reason, number in found) or "no try failed"
+
     def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Append ``trajectories`` to the store; return those it accepted."""
         if not trajectories:
             return []
-        with self._timeline.span("store"):
-            accepted = set(self._store.append(trajectories).accepted)
+        with self._timeline.span("store", whole=True):
+            report = self._store.append(trajectories)
+        accepted = set(report.accepted)
+        self._quarantined += len(report.quarantined)
+        for trajectory_id, reason in report.quarantined:
+            self._view.message(f"trajectory {trajectory_id} went to quarantine: {reason}")
         kept = [trajectory for trajectory in trajectories if trajectory.row.trajectory_id in accepted]
         for trajectory in kept:
             row = trajectory.row

@@ -56,6 +56,7 @@ def update_row(frame: UpdateFrame, collected: Sequence[Trajectory], result: Upda
         num_groups_kept=result.num_groups_kept,
         num_trajectories=result.num_trajectories,
         num_tokens=result.num_tokens,
+        num_collected_tokens=sum(row.num_prompt_tokens + row.num_sampled_tokens for row in rows),
         num_loss_tokens=result.num_loss_tokens,
         num_padding_tokens=result.num_padding_tokens,
         epochs=result.epochs,

@@ -7,7 +7,6 @@
 Owns the ends: how a run starts, is resumed, is stopped and is summed up. The loop itself is the topology's.
 """
 
-import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,12 +20,13 @@ from hotpot.errors import ModelFilesError, RecipeError, RunFolderError
 from hotpot.experience import read_manifest
 from hotpot.observability.summary import SummaryInputs, summarise, write_summary
 from hotpot.observability.trace import write_trace
-from hotpot.topology.checkpoints import list_checkpoints
+from hotpot.topology.checkpoints import list_checkpoints, point_at
 from hotpot.topology.halves import run_from_record, run_rollout_only
+from hotpot.topology.history import last_recipe
 from hotpot.topology.session import Session
 from hotpot.topology.stopping import StopRequested, StopSignal
 from hotpot.topology.sync import run_sync
-from hotpot.topology.wiring import wire
+from hotpot.topology.wiring import EVALUATING, RESUMED, wire
 from hotpot.types import EvaluationRow, Purpose
 
 
@@ -57,13 +57,17 @@ def train(
             recipe,
             run_id=run_id,
             folder=folder,
-            resume=resume is not None,
+            resume=None if resume is None else RESUMED,
             checkpoint=checkpoint,
             console=console,
             stop=stop,
         ) as session,
     ):
         status = "failed"
+        # What it says is true of the process before; `hotpot runs` must not take it for this one's.
+        (folder / "summary.json").unlink(missing_ok=True)
+        if checkpoint is not None:
+            point_at(folder, session.progress.update)
         try:
             _drive(session)
             status = "finished"
@@ -92,16 +96,14 @@ def evaluate_run(
             f"{run} has no checkpoint to evaluate; it ended before its first one was written"
         )
     manifest = read_manifest(run)
-    recipe = build_recipe(
-        json.loads(manifest.recipe), [f"evaluation.greedy={str(greedy).lower()}"], origin=str(run)
-    )
+    recipe = build_recipe(last_recipe(run), [f"evaluation.greedy={str(greedy).lower()}"], origin=str(run))
     with (
         StopSignal() as stop,
         wire(
             recipe,
             run_id=manifest.run_id,
             folder=run,
-            resume=True,
+            resume=EVALUATING,
             checkpoint=checkpoint,
             console=Console(quiet=True),
             stop=stop,

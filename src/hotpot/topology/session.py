@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hotpot.config import Recipe
 from hotpot.engine import Engine
 from hotpot.envs import BoundEnvironment
+from hotpot.errors import EnvironmentFailure
 from hotpot.evaluation import Evaluator
 from hotpot.experience import ExperienceStore, TrainingSequence, sequences
 from hotpot.learner import Learner, UpdateResult
-from hotpot.models import PolicyTokenizer
+from hotpot.models import PolicyTokenizer, use_threads
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import EpisodePlan, TaskSampler
@@ -31,7 +30,7 @@ from hotpot.topology.checkpoints import write_checkpoint
 from hotpot.topology.history import History
 from hotpot.topology.intake import Intake
 from hotpot.topology.stopping import StopSignal
-from hotpot.types import EvaluationRow, Trajectory, UpdateRow
+from hotpot.types import EndReason, EvaluationRow, Trajectory, UpdateRow
 from hotpot.versions import Version
 
 
@@ -100,15 +99,25 @@ class Session:
         with self.timeline.span("store"):
             self.store.ledger.advance("update", update)
         self.progress.next_update = update + 1
-        self._started_us, self._totals = rows.now_us(), self.timeline.totals()
+        self._started_us = rows.now_us()
         return update
 
     def learn(self, update: int, trajectories: Sequence[Trajectory]) -> UpdateResult:
-        """Learn one batch; the weights change."""
-        torch.set_num_threads(self.threads.learner)
+        """Learn one batch; the weights change.
+
+        Trajectories that a time limit cut are left out: how long a tool or a machine took is no reward of 0. Raises
+        :class:`EnvironmentFailure` where nothing is left to learn from, with the reasons.
+        """
+        learnable = [t for t in trajectories if t.row.end_reason != EndReason.MAX_SECONDS]
+        if not learnable:
+            raise EnvironmentFailure(
+                f"update {update} has no trajectory to learn from: {len(trajectories)} collected, "
+                f"{len(trajectories) - len(learnable)} cut by rollout.max_seconds; {self.intake.failures()}"
+            )
+        use_threads(self.threads.learner)
         with self.timeline.span("learn"):
             batch: list[TrainingSequence] = [
-                part for trajectory in trajectories for part in sequences(trajectory)
+                part for trajectory in learnable for part in sequences(trajectory)
             ]
             return self.learner.update(batch, update=update, policy_version=self.progress.policy_version)
 
@@ -127,17 +136,18 @@ class Session:
         self, result: UpdateResult, collected: Sequence[Trajectory], published: Sequence[Any], *, source: str
     ) -> None:
         """Write everything about one update in one frame, and move the run's position onto it."""
-        totals = self.timeline.totals()
+        totals, before = self.timeline.totals(), self._totals
+        self._totals = totals
         frame = rows.UpdateFrame(
             run_id=self.run_id,
             parent_update=self.progress.update,
             new_policy_version=self.progress.policy_version,
             started_us=self._started_us,
-            seconds={name: totals[name] - self._totals.get(name, 0.0) for name in totals},
+            seconds={name: totals[name] - before.get(name, 0.0) for name in totals},
             seed=self.recipe.run.seed,
         )
         row = rows.update_row(frame, collected, result)
-        with self.timeline.span("store"):
+        with self.timeline.span("store", whole=True):
             self.store.record_update(
                 row,
                 rows.group_rows(self.run_id, collected, result),
@@ -194,6 +204,7 @@ class Session:
                 env_version=self.environment.env_version.version,
                 engine_queue_depth=self.intake.queue_depth(),
                 experience_backlog=self.store.backlog(),
+                others=self.intake.losses(),
             )
         )
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from hotpot.config import Recipe
@@ -27,9 +26,16 @@ from hotpot.errors import ModelFilesError, RecipeError
 from hotpot.experience.segments import TrainingSequence
 from hotpot.ids import sha256_hex
 from hotpot.learner.imitation import imitate
-from hotpot.models import Decoder, DecoderConfig, checksum, save_model, train_tokenizer
+from hotpot.models import (
+    Decoder,
+    DecoderConfig,
+    checksum,
+    measure_threads,
+    save_model,
+    train_tokenizer,
+    use_threads,
+)
 from hotpot.rollout import Dialect
-from hotpot.topology.threads import measure_threads
 from hotpot.types import Message, Role, Split, ToolSpec
 
 TOKENIZER_EPISODES = 1000
@@ -165,7 +171,7 @@ def _choose_threads(recipe: Recipe, decoder: Decoder, batch: Sequence[TrainingSe
     if not threads:
         probe = Decoder(decoder.config)
         threads, _ = measure_threads(lambda: imitate(probe, [batch], recipe.warmstart))
-    torch.set_num_threads(threads)
+    use_threads(threads)
     return threads
 
 

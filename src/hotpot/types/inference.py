@@ -57,7 +57,8 @@ class SampleKey:
     """The counter that, with a token's position in the step, fixes the random number that samples it.
 
     Never depends on the attempt or the batch: the same (seed, issue, sample, step, position) draws the same number
-    wherever and with whomever it runs.
+    wherever and with whomever it runs. The number is exact; the distribution it is applied to is rounded differently
+    in other company (products over a batch), so a token can differ where the number falls on a boundary.
     """
 
     seed: int

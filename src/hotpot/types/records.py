@@ -58,7 +58,9 @@ class StepRow:
     span_stage: tuple[str, ...] = column("Stage of each span over prompt_tokens then sampled_tokens")
     span_length: tuple[int, ...] = column("Length of each span", unit="tokens")
     context_tokens: int = column("Length of the whole context the model saw before sampling", unit="tokens")
-    prefix_hash: str = column("Chained hash of the whole context before sampling")
+    prefix_hash: str = column(
+        "Hash chained over the token chunks on record up to and with prompt_tokens, within the segment"
+    )
     reward: float = column("Sum of the reward components of the step", unit="reward")
     reward_names: tuple[str, ...] = column("Name of each reward component of the step")
     reward_values: tuple[float, ...] = column("Value of each reward component of the step", unit="reward")
@@ -79,7 +81,10 @@ class StepRow:
     top_p: float = column("Nucleus mass really used; 1 is off")
     top_k: int = column("Top-k really used; 0 is off")
     repetition_penalty: float = column("Repetition penalty really used; 1 is off")
-    seed: int = column("Sampling seed of the run; with issue, sample and step it fixes every random number")
+    seed: int = column(
+        "Seed in the sampling key: the run's for training, for evaluations a hash of it and the purpose; with issue, "
+        "sample and step it fixes every random number"
+    )
     issue: int = column("How many times the task sampler had issued a task before this one")
     sample: int = column("Sample of the issued task")
     engine: str = column("Engine that sampled, as it names itself")
@@ -182,6 +187,9 @@ class UpdateRow:
     num_groups_kept: int = column("Groups with signal", unit="groups")
     num_trajectories: int = column("Trajectories in the loss", unit="trajectories")
     num_tokens: int = column("Tokens in the batch, given and sampled, padding apart", unit="tokens")
+    num_collected_tokens: int = column(
+        "Tokens of all trajectories collected for the update, given and sampled", unit="tokens"
+    )
     num_loss_tokens: int = column("Sampled tokens the loss fell on", unit="tokens")
     num_padding_tokens: int = column("Padding computed", unit="tokens")
     epochs: int = column("Passes over the batch", unit="epochs")
@@ -192,8 +200,10 @@ class UpdateRow:
     loss: float = column("Mean loss over the update's optimiser steps", unit="nats")
     policy_loss: float = column("Mean policy term of the loss", unit="nats")
     kl_loss: float = column("Mean KL term of the loss, coefficient applied", unit="nats")
-    losses: NDArray[np.float64] = column("Loss of each optimiser step, in order", unit="nats")
-    grad_norms: NDArray[np.float64] = column("Gradient norm before clipping of each optimiser step, in order")
+    losses: NDArray[np.float64] = column("Loss of each optimiser step taken, in order", unit="nats")
+    grad_norms: NDArray[np.float64] = column(
+        "Gradient norm before clipping of each optimiser step taken, in order"
+    )
     grad_norm: float = column("Mean gradient norm before clipping over the optimiser steps")
     clip_fraction: float = column("Share of loss tokens whose ratio was clipped")
     ratio_mean: float = column("Mean importance ratio new/old over loss tokens of all optimiser steps")
@@ -203,7 +213,9 @@ class UpdateRow:
     reference_kl: float | None = column(
         "Mean k3 estimate of KL(new || reference) over loss tokens, if there is one", unit="nats"
     )
-    entropy: float = column("Mean entropy of the model's distribution at loss tokens", unit="nats")
+    entropy: float = column(
+        "Mean entropy of the policy's distribution at the training temperature over loss tokens", unit="nats"
+    )
     overlap: float = column("Mean overlap of old and new policy at sampled tokens: mean of min(1, ratio)")
     explained_variance: float | None = column("Explained variance of the value function, if there is one")
     logprob_difference_max: float = column(

@@ -20,7 +20,7 @@ from hotpot.versions.files import excluded_paths, package_files, read_files
 
 NO_PERTURBATION = "none"
 """The perturbation that leaves no suffix."""
-PROMPT_RUNS_ON = ("jinja2", "tokenizers", "transformers")
+PROMPT_RUNS_ON = ("jinja2", "tokenizers")
 """What renders and tokenises a chat template."""
 
 _FINGERPRINT_CHARS = 16
@@ -102,12 +102,14 @@ def prompt_version(
     name: str = "prompt",
     declared: str = "1",
     renderers: Sequence[str] = (),
+    params: Mapping[str, Any] | None = None,
     runs_on: Sequence[str] = PROMPT_RUNS_ON,
 ) -> Version:
     """Compute the version of what turns messages into tokens.
 
     ``tokenizer_files`` is {file name: bytes}. ``renderers`` are importable modules of our own that write or read the
-    format. The texts of system prompt, chat template and renderers are kept; tokenizer files are only hashed.
+    format, ``params`` settings that change what the model is shown. The texts of system prompt, chat template and
+    renderers are kept; tokenizer files are only hashed.
     Raises EnvironmentSpecError as :func:`package_version` does.
     """
     texts = {"system_prompt": system_prompt, "chat_template": chat_template}
@@ -122,7 +124,7 @@ def prompt_version(
         name=name,
         declared=declared,
         files=hashes,
-        params={},
+        params=dict(params or {}),
         runs_on=_runs_on(runs_on),
         sources=sources | texts,
         perturbation=NO_PERTURBATION,

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import torch
 
+from hotpot.models.decoder import Decoder
+
 ROUNDS = 5
 SLOWER = 2.0
 """A candidate is given up after two rounds this many times slower than the best: on cores that others use, threads wait
@@ -40,6 +42,24 @@ def measure_threads(work: Callable[[], object]) -> tuple[int, dict[int, float]]:
         if seconds[count] * MARGIN < seconds[best]:
             best = count
     return best, seconds
+
+
+def use_threads(count: int) -> None:
+    """Let tensor computation in this process use ``count`` threads from here on."""
+    torch.set_num_threads(count)
+
+
+def training_work(decoder: Decoder) -> Callable[[], object]:
+    """Return a short piece of work like a learner's: forward and backward over 16 rows of up to 128 tokens."""
+    length = min(128, decoder.config.max_context_tokens)
+    tokens = torch.zeros(16, length, dtype=torch.long)
+    positions = torch.arange(length).expand_as(tokens)
+
+    def work() -> None:
+        decoder.logits(decoder(tokens, positions)).logsumexp(-1).mean().backward()  # type: ignore[no-untyped-call]
+        decoder.zero_grad(set_to_none=True)
+
+    return work
 
 
 def _measure(work: Callable[[], object], *, best_s: float) -> float:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hotpot.topology import threads as module
-from hotpot.topology.threads import MARGIN, measure_threads
+from hotpot.models import threads as module
+from hotpot.models.threads import MARGIN, measure_threads
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,115 @@
+"""What a run is made of, read and checked before anything is written: environment, model, template, reference.
+
+Everything that can be wrong with a recipe and its files is found here, so that a refused run leaves no trace.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotpot.config import Recipe
+from hotpot.envs import BoundEnvironment, load_environment
+from hotpot.errors import RecipeError
+from hotpot.experience import Redactor
+from hotpot.models import Decoder, PolicyTokenizer, load_decoder
+from hotpot.rollout import Dialect, check_dialect
+from hotpot.versions import Version, prompt_version
+
+RENDERERS = (
+    "hotpot.rollout.dialect",
+    "hotpot.rollout.template",
+    "hotpot.rollout.layout",
+    "hotpot.rollout.syntax",
+    "hotpot.rollout.arguments",
+    "hotpot.models.tokenizer",
+    "hotpot.experience.redact",
+)
+"""Modules that turn messages into tokens and tokens into actions: they belong to the prompt's version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingredients:
+    """What a run is made of, read and checked before anything is written."""
+
+    environment: BoundEnvironment
+    system_prompt: str
+    tokenizer: PolicyTokenizer
+    dialect: Dialect
+    redactor: Redactor
+    prompt: Version
+    decoder: Decoder
+    reference: Decoder | None
+    origin: str
+
+
+def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path | None = None) -> Ingredients:
+    """Load environment and model of ``recipe`` and check that they fit.
+
+    ``model`` takes the place of the recipe's model (a checkpoint to go on from); ``first`` is the model the run began
+    with, where that is kept.
+
+    Raises :class:`hotpot.errors.UsageError` in one of its forms; nothing has been written then.
+    """
+    folder = model or recipe.model.path
+    if folder is None:
+        raise RecipeError(
+            "model.path is not set; make a model with `hotpot model warmstart RECIPE --out FOLDER` and give "
+            "model.path=FOLDER"
+        )
+    environment = load_environment(recipe.env.kind, recipe.env.params)
+    tokenizer = PolicyTokenizer.load(folder)
+    decoder = load_decoder(folder)
+    if tokenizer.vocab_size > decoder.config.vocab_size:
+        raise RecipeError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {decoder.config.vocab_size}; "
+            "the folder mixes two models"
+        )
+    if recipe.rollout.max_context_tokens > decoder.config.max_context_tokens:
+        raise RecipeError(
+            f"rollout.max_context_tokens = {recipe.rollout.max_context_tokens} is more than the "
+            f"{decoder.config.max_context_tokens} tokens the model at {folder} is built for; lower it"
+        )
+    dialect = Dialect(tokenizer)
+    check_dialect(dialect)
+    redactor = Redactor(recipe.store.redact_patterns)
+    system = recipe.prompt.system if recipe.prompt.system is not None else environment.system_prompt()
+    prompt = prompt_version(
+        system,
+        tokenizer.chat_template,
+        tokenizer.files(),
+        renderers=RENDERERS,
+        params={"redact_patterns": list(recipe.store.redact_patterns)},
+    )
+    return Ingredients(
+        environment=environment,
+        system_prompt=system,
+        tokenizer=tokenizer,
+        dialect=dialect,
+        redactor=redactor,
+        prompt=prompt,
+        decoder=decoder,
+        reference=_reference(recipe, first, tokenizer),
+        origin=str(folder),
+    )
+
+
+def _reference(recipe: Recipe, first: Path | None, tokenizer: PolicyTokenizer) -> Decoder | None:
+    """Return the policy to stay close to: the recipe's, or the model the run began with."""
+    if recipe.learner.kl_coefficient == 0 and recipe.learner.reference_path is None:
+        return None
+    folder = recipe.learner.reference_path or first or recipe.model.path
+    if folder is None:
+        raise RecipeError(
+            "learner.kl_coefficient needs a reference; set learner.reference_path or model.path"
+        )
+    if PolicyTokenizer.load(folder).files() != tokenizer.files():
+        raise RecipeError(
+            f"the reference at {folder} has another tokenizer than the policy, so their log-probabilities are not of "
+            "the same tokens; choose a reference of the same family"
+        )
+    reference = load_decoder(folder)
+    if recipe.rollout.max_context_tokens > reference.config.max_context_tokens:
+        raise RecipeError(
+            f"rollout.max_context_tokens = {recipe.rollout.max_context_tokens} is more than the "
+            f"{reference.config.max_context_tokens} tokens the reference at {folder} is built for; lower it"
+        )
+    return reference
