@@ -89,7 +89,7 @@ def overridden(*overrides: str) -> list[str]:
         (["sampling.training.top_k=5"], ["sampling.training", "learner.old_logprobs = 'recomputed'"]),
         (["model.path=nowhere"], ["no model folder at nowhere", "hotpot model warmstart"]),
         (["model.path=file"], ["no model folder at file", "hotpot model warmstart"]),
-        (["learner.kl_coefficient=0.1", "learner.reference_path=nowhere"], ["no model at nowhere", "hotpot model warmstart"]),
+        (["learner.kl_coefficient=0.1", "learner.reference_path=nowhere"], ["at nowhere", "hotpot model warmstart"]),
         (["debug.mode=learn_from_record"], ["debug.source_run is set exactly when"]),
         (["debug.mode=learn_from_record", "debug.source_run=nowhere"], ["nowhere does not exist", "hotpot runs"]),
         (["run.id=done"], ["runs/done exists", "choose another run id, or resume"]),
@@ -232,7 +232,9 @@ def test_a_run_without_its_checkpoints_or_manifest(hotpot: Hotpot, place: Path) 
     assert "restore runs/done/checkpoints" in refusal(hotpot, place, "train", "--resume", "done")
     assert "has no checkpoint" in refusal(hotpot, place, "eval", "done")
     (run / "manifest.json").write_text("{")
-    assert "runs/done/manifest.json cannot be read" in refusal(hotpot, place, "train", "--resume", "done")
+    message = refusal(hotpot, place, "train", "--resume", "done")
+    assert "can't read runs/done/manifest.json" in message
+    assert "restore it from a copy" in message
     (run / "manifest.json").unlink()
     assert "no manifest.json" in refusal(hotpot, place, "eval", "runs/done")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from hotpot.engine.sampler import group_rows, sample
+from hotpot.engine.sampler import sample
 from hotpot.types import SamplingParams
 
 
@@ -96,6 +96,14 @@ def test_against_the_reference(params: SamplingParams, size: int) -> None:
         assert token == inverse(distribution, float(uniforms[row]))
         assert drawn.behaviour_logprobs[row] == pytest.approx(math.log(distribution[token]), abs=2e-6)
         assert drawn.model_logprobs[row] == pytest.approx(math.log(model[token]), abs=2e-6)
+
+
+def group_rows(params: list[SamplingParams]) -> list[tuple[SamplingParams, np.ndarray]]:
+    """Return each distinct value of ``params`` with the rows that have it."""
+    return [
+        (value, np.array([row for row, other in enumerate(params) if other == value]))
+        for value in dict.fromkeys(params)
+    ]
 
 
 def test_rows_of_several_parameters_match_rows_alone() -> None:

@@ -1,4 +1,5 @@
 import itertools
+import sqlite3
 
 import pytest
 from hypothesis import settings
@@ -127,10 +128,11 @@ def test_consumptions_are_checked(ledger):
     def use(*ids, update=1):
         return [make_row(ConsumptionRow, trajectory_id=i, update=update) for i in ids]
 
-    ledger.check_consumptions(use("0.0.0", "0.0.0/1", "77.0.0"), 1)
+    ledger.check_consumptions(use("0.0.0", "0.0.0/1"), 1)
     for rows, words in (
         (use("0.1.0"), "dropped"),
         (use("0.2.0/3"), "leased"),
+        (use("0.0.0", "77.0.0"), "77.0.0.*never leased"),
         (use("0.0.0", "0.0.0"), "once"),
         (use("0.0.0", update=2), "own number"),
     ):
@@ -156,6 +158,47 @@ def test_others_may_read_what_is_not_logged(tmp_path):
         ("0.1.0", "leased"),
         ("0.2.0", "failed"),
     ]
+    ledger.close()
+
+
+def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(tmp_path):
+    path = tmp_path / "control.sqlite"
+    path.write_bytes(b"")
+    assert read_not_logged(path, "run") == []  # its owner is just making it
+    path.write_bytes(b"this is no database, but long enough to look at" * 50)
+    with pytest.raises(StoreError, match=r"control\.sqlite"):
+        read_not_logged(path, "run")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StoreError, match=r"control\.sqlite"):
+        read_not_logged(path, "run")
+
+
+def test_a_locked_ledger_is_not_read_without_what_is_still_in_its_own_log(tmp_path, monkeypatch):
+    path = tmp_path / "control.sqlite"
+    ledger = Ledger(path, "run")
+    ledger.lease([lease("0.0.0")])
+    real = sqlite3.connect
+
+    def read_only_folder(name, **keywords):
+        return real(f"file:{tmp_path}/none?mode=ro" if "mode=ro" in str(name) else name, **keywords)
+
+    monkeypatch.setattr(sqlite3, "connect", read_only_folder)
+    with pytest.raises(StoreError, match="can be written"):
+        read_not_logged(path, "run")
+    monkeypatch.undo()
+    ledger.close()
+    monkeypatch.setattr(sqlite3, "connect", read_only_folder)
+    assert [row.attempt_id for row in read_not_logged(path, "run")] == ["0.0.0"]
+
+
+def test_reasons_are_redacted_before_they_are_kept(tmp_path):
+    ledger = Ledger(tmp_path / "control.sqlite", "run", redact=lambda text: text.replace("hunter2", "***"))
+    ledger.lease([lease("0.0.0"), lease("0.1.0"), lease("0.2.0")])
+    ledger.fail("0.0.0", "login hunter2 refused")
+    ledger.drop("0.1.0", "hunter2")
+    assert [row.reason for row in ledger.ended({"0.2.0": "hunter2!"}, "failed")] == ["***!"]
+    assert [row.reason for row in ledger.not_logged()] == ["login *** refused", "***"]
     ledger.close()
 
 

@@ -1,6 +1,8 @@
 import dataclasses
+import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,12 +10,19 @@ import sys
 import pytest
 
 from hotpot.errors import RunFolderError
-from hotpot.experience.manifest import collect_manifest, read_manifest, write_manifest
+from hotpot.experience import Redactor
+from hotpot.experience.manifest import (
+    DIFF_BYTES,
+    HASHED_BYTES,
+    collect_manifest,
+    read_manifest,
+    write_manifest,
+)
 from hotpot.experience.owner import OwnerLock
 
 
-def collect():
-    return collect_manifest(run_id="run", recipe='{"a":1}', seed=3, num_threads=2)
+def collect(**keywords):
+    return collect_manifest(**{"run_id": "run", "recipe": '{"a":1}', "seed": 3, "num_threads": 2} | keywords)
 
 
 def git(folder, *arguments):
@@ -50,6 +59,70 @@ def test_the_code_is_told_by_commit_and_changes(tmp_path, monkeypatch):
     (tmp_path / "new.py").write_text("4")
     assert len({"", changed, added, collect().diff_hash}) == 4
     assert collect().commit == clean.commit
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    folder = tmp_path / "code"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    git(folder, "init")
+    (folder / "a.py").write_text("one = 1\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "one")
+    return folder
+
+
+def test_the_changes_are_kept_as_text_without_secrets(repository):
+    assert (collect().diff, collect().diff_hash) == ("", "")
+    (repository / "a.py").write_text("one = 2\npassword = 'hunter2'\n")
+    (repository / "new.py").write_text("3")
+    manifest = collect()
+    assert "-one = 1\n+one = 2\n" in manifest.diff
+    assert f"untracked new.py {hashlib.sha256(b'3').hexdigest()}\n" in manifest.diff
+    assert "hunter2" not in manifest.diff
+    assert "password = [redacted:password]" in manifest.diff
+    (repository / "a.py").write_text("".join(f"line = {number}\n" for number in range(40_000)))
+    manifest = collect()
+    assert len(manifest.diff) < DIFF_BYTES + 100
+    assert re.search(r"\+line = \d+\n\[cut: \d+ of \d+ bytes\]\n$", manifest.diff)
+    assert manifest.diff_hash != hashlib.sha256(manifest.diff.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("place", ["runs/new", "new"])
+def test_the_runs_own_files_are_no_change_of_the_code(repository, place):
+    folder = repository / place
+    folder.mkdir(parents=True)
+    (folder / "owner.lock").write_text("process 1")
+    if place == "runs/new":
+        (repository / "runs" / "old").mkdir()
+        (repository / "runs" / "old" / "trace.json").write_text("x")
+    assert collect(run_folder=folder).diff == ""
+    (repository / "b.py").write_text("x")
+    assert collect(run_folder=folder).diff.startswith("untracked b.py ")
+
+
+def test_large_and_odd_untracked_files_are_not_read(repository, monkeypatch):
+    with (repository / "model.bin").open("wb") as file:
+        file.truncate(HASHED_BYTES + 1)
+    (repository / "zero").symlink_to("/dev/zero")
+    first = collect()
+    assert f"untracked model.bin {HASHED_BYTES + 1} bytes, modified " in first.diff
+    assert "untracked zero link to /dev/zero\n" in first.diff
+    os.utime(repository / "model.bin", ns=(1, 1))
+    assert collect().diff_hash != first.diff_hash
+
+
+def test_recipe_and_command_are_kept_without_secrets(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["hotpot", "train", "--set", "environment.params.api_key=abc"])
+    recipe = '{"environment":{"params":{"api_key":"abc","size":3}},"store":{"redact_patterns":["abc"]}}'
+    manifest = collect(recipe=recipe, redactor=Redactor(["abc"]))
+    assert manifest.command[-1] == "environment.params.api_key=[redacted:password]"
+    assert json.loads(manifest.recipe) == {
+        "environment": {"params": {"api_key": "[redacted:password]", "size": 3}},
+        "store": {"redact_patterns": ["abc"]},
+    }
 
 
 def test_no_git_is_no_error(monkeypatch):

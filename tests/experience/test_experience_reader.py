@@ -1,14 +1,15 @@
 import dataclasses
+import json
 import subprocess
 
 import numpy as np
 import pytest
 
 from hotpot.config import StoreSection
-from hotpot.errors import UsageError
+from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience import COLUMNS, SCHEMAS, ExperienceStore, open_run, read_trajectories, sequences
 from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
-from hotpot.types import TABLES, EventRow, Purpose, VersionSpan
+from hotpot.types import SCHEMA_VERSION, TABLES, EventRow, Purpose, VersionSpan
 
 BATCHES = 5
 
@@ -142,6 +143,26 @@ def test_a_copied_run_reads_the_same_and_reading_writes_nothing(folder, tmp_path
     for path in copy.glob("control.sqlite*"):
         path.unlink()
     assert open_run(copy).sql("SELECT count(*) AS n FROM attempts").to_pylist() == [{"n": BATCHES * 3}]
+
+
+def test_a_run_of_another_schema_is_refused_with_both_versions(folder, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
+    path = copy / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": SCHEMA_VERSION + 1}))
+    with pytest.raises(
+        RunFolderError, match=f"version {SCHEMA_VERSION + 1}.* reads {SCHEMA_VERSION}.*release"
+    ):
+        open_run(copy)
+
+
+def test_a_damaged_lake_is_told_in_words(folder, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
+    for path in (copy / "lake" / "steps").glob("*.parquet"):
+        path.write_bytes(b"")
+    with pytest.raises(StoreError, match="can't read the lake"):
+        open_run(copy).sql("SELECT * FROM steps")
 
 
 def test_trajectories_come_back_as_they_went(reader):

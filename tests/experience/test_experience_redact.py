@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,29 @@ def test_the_recipes_patterns_are_added():
 def test_a_pattern_that_cannot_work_is_refused(pattern):
     with pytest.raises(RecipeError, match="redact_patterns"):
         Redactor([pattern])
+
+
+def test_json_stays_json():
+    redactor = Redactor(["hunter2"])
+    text = '{"a":{"api_key":"abc","url":"https://ada:pw@host/"},"list":["hunter2",1,null],"redact_patterns":["hunter2"]}'
+    cleaned, count = redactor.redact_json(text, leave=["redact_patterns"])
+    assert count == 3
+    assert json.loads(cleaned) == {
+        "a": {"api_key": "[redacted:password]", "url": "https://ada:[redacted:url_password]@host/"},
+        "list": ["[redacted:custom]", 1, None],
+        "redact_patterns": ["hunter2"],
+    }
+    assert redactor.redact_json(cleaned, leave=["redact_patterns"]) == (cleaned, 0)
+    assert redactor.redact_json('{ "a": 1}') == ('{ "a": 1}', 0)
+    assert redactor.redact_json("no json, hunter2") == ("no json, [redacted:custom]", 1)
+
+
+def test_command_lines():
+    words = ["hotpot", "--set", "a.password=x1", "--api-key", "abc", "--name", "run", "--password"]
+    assert Redactor().redact_arguments(words) == (
+        "hotpot", "--set", "a.password=[redacted:password]", "--api-key", "[redacted:password]",
+        "--name", "run", "--password",
+    )  # fmt: skip
 
 
 @given(st.text())

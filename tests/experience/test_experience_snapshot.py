@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotpot.errors import StoreError
+from hotpot.errors import CorruptRecordError, StoreError
 from hotpot.experience import snapshot as snapshot_module
 from hotpot.experience import to_table
 from hotpot.experience.snapshot import take_snapshot
@@ -74,6 +74,18 @@ def test_a_segment_that_goes_between_listing_and_reading(log, monkeypatch):
 
     monkeypatch.setattr(snapshot_module, "segment_numbers", listed)
     assert seen(log, lake) == (2, [3, 4])
+
+
+def test_a_torn_tail_before_an_empty_segment_is_not_there_yet(log):
+    with segment_path(log, 4).open("ab") as file:
+        file.write(b"HPFR torn")
+    WalWriter(log, 5).close()
+    segment_path(log, 6).write_bytes(b"")
+    assert seen(log, MovingLake(log, [0, 0])) == (0, [1, 2, 3, 4])
+    with segment_path(log, 3).open("ab") as file:
+        file.write(b"HPFR torn")
+    with pytest.raises(CorruptRecordError, match="damaged"):
+        seen(log, MovingLake(log, [0, 0]))
 
 
 def test_one_that_never_rests_is_given_up_on(log, monkeypatch):

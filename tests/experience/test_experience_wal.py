@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -8,6 +9,7 @@ from hotpot.experience import wal
 from hotpot.experience.wal import (
     HEADER_BYTES,
     WalWriter,
+    last_written,
     read_segment,
     segment_numbers,
     segment_path,
@@ -172,6 +174,33 @@ def test_after_a_failed_sync_everything_is_refused(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="broke earlier"):
         writer.append(tables(1))
     writer.close()
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fsync"])
+def test_a_segment_that_cannot_be_begun_leaves_nothing_in_the_way(tmp_path, monkeypatch, call):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(wal.os, call, full)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(StoreError, match="No space"):
+        WalWriter(tmp_path, 2)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    monkeypatch.undo()
+    assert segment_numbers(tmp_path) == []
+    WalWriter(tmp_path, 2).close()
+
+
+def test_the_last_written_segment_is_the_one_with_frames(tmp_path):
+    assert last_written(tmp_path, []) == -1
+    for number in (1, 2, 3):
+        writer = WalWriter(tmp_path, number)
+        if number < 3:
+            writer.append(tables(number))
+        writer.close()
+    segment_path(tmp_path, 4).write_bytes(b"HOT")
+    assert last_written(tmp_path, [1, 2, 3, 4]) == 2
+    assert last_written(tmp_path, [3, 4]) == -1
 
 
 def test_segments_are_listed_by_number_and_never_overwritten(tmp_path):

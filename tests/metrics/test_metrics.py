@@ -227,8 +227,13 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
             "processor_idle_share", "num_threads", "gpu_utilisation", "engine_queue_depth", "experience_backlog",
         )
     },
-    "system/memory_rss_bytes": lambda r: max(of_gauge(r, "memory_rss_bytes")),
-    "system/gpu_memory_bytes": lambda r: max(of_gauge(r, "gpu_memory_bytes")),
+    **{
+        f"system/{name}": lambda r, name=name: max(of_gauge(r, name))  # type: ignore[misc]
+        for name in (
+            "memory_rss_bytes", "gpu_memory_bytes", "failed_attempts", "dropped_episodes", "quarantined_trajectories",
+            "close_failures", "redactions",
+        )
+    },
     "system/publish_s": lambda r: mean([u.publish_s for u in r["updates"]]),
     "system/update_s": lambda r: update_s(r) / len(r["updates"]),
     "system/tokens_per_s": lambda r: of_updates(r, "num_collected_tokens") / update_s(r),

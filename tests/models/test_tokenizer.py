@@ -55,6 +55,85 @@ def test_encoding_text_and_template_in_turn_mixes_nothing_up(first: str, second:
     assert TOKENIZER.encode_text(first).tolist() == expected
 
 
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "<think>")
+
+
+def tagged(*, known: bool, whole_words: bool = False, merged: bool = False) -> PolicyTokenizer:
+    """Return a BPE tokenizer with added tokens that are not special.
+
+    ``known``: the model's vocabulary holds them, too; ``merged``: merges lead to them; ``whole_words``: the model looks
+    whole words up before it merges.
+    """
+    files = TOKENIZER.files()
+    parts = json.loads(files["tokenizer.json"])
+    vocabulary = parts["model"]["vocab"]
+    parts["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\S+|\s"
+    if merged:
+        for tag in TAGS:
+            for end in range(2, len(tag) + 1):
+                vocabulary.setdefault(tag[:end], len(vocabulary))
+                pair = [tag[: end - 1], tag[end - 1]]
+                if pair not in parts["model"]["merges"]:
+                    parts["model"]["merges"].append(pair)
+    for index, tag in enumerate(TAGS):
+        if known:
+            vocabulary.setdefault(tag, len(vocabulary))
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        parts["added_tokens"].append(
+            {"id": vocabulary.get(tag, len(vocabulary) + index), "content": tag, **flags}
+        )
+    parts["model"]["ignore_merges"] = whole_words
+    return PolicyTokenizer({**files, "tokenizer.json": json.dumps(parts).encode()})
+
+
+TAGGED = {
+    "apart": tagged(known=False),
+    "known": tagged(known=True),
+    "whole words": tagged(known=True, whole_words=True),
+    "merged": tagged(known=True, merged=True),
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.text(max_size=6), st.sampled_from([*TAGS, *SPECIAL_TOKENS, " "])), max_size=6))
+def test_text_never_becomes_an_added_token_special_or_not(name: str, pieces: list[str]) -> None:
+    tokenizer, text = TAGGED[name], "".join(pieces)
+    ids = tokenizer.encode_text(text)
+    assert not set(ids.tolist()) & set(tokenizer.added_ids.values())
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_templates_and_models_still_write_added_tokens(name: str) -> None:
+    tokenizer = TAGGED[name]
+    assert set(tokenizer.added_ids) == {*SPECIAL_TOKENS, *TAGS}
+    assert set(tokenizer.special_ids) == set(SPECIAL_TOKENS)
+    for tag in TAGS:
+        assert tokenizer.encode_template(tag).tolist() == [tokenizer.added_ids[tag]]
+        assert len(tokenizer.encode_text(tag)) > 1
+
+
+def test_ordinary_text_has_the_ids_it_has_with_added_tokens() -> None:
+    for text in (*CORPUS, "  two  spaces\n\n", "日本 🎉 <3"):
+        assert TOKENIZER.encode_text(text).tolist() == TOKENIZER.encode_template(text).tolist()
+
+
+def test_a_vocabulary_that_can_spell_added_tokens_is_refused() -> None:
+    files = TOKENIZER.files()
+    parts = json.loads(files["tokenizer.json"])
+    parts["model"] = {
+        "type": "Unigram",
+        "unk_id": 0,
+        "vocab": [["<unk>", 0.0], ["<|end|>", -1.0], ["a", -2.0]],
+    }
+    parts["added_tokens"] = [
+        {**token, "id": 1} for token in parts["added_tokens"] if token["content"] == "<|end|>"
+    ]
+    with pytest.raises(ModelFilesError, match=r"'<\|end\|>'.*could spell them"):
+        PolicyTokenizer({**files, "tokenizer.json": json.dumps(parts).encode()})
+
+
 def test_template_text_parses_special_tokens() -> None:
     ids = TOKENIZER.encode_template("<|system|>be brief<|end|>").tolist()
     assert ids[0] == TOKENIZER.special_ids["<|system|>"]

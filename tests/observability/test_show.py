@@ -70,8 +70,8 @@ def test_unlikely_tokens_are_marked_with_their_probability(reader_over) -> None:
     file = io.StringIO()
     reader = reader_over({"trajectories": [made.row], "steps": [step]})
     show_trajectory(Console(file=file, width=200), *load_trajectory(reader, made.row.trajectory_id), decode)
-    assert f"<{step.sampled_tokens[2]}>⟨0.03⟩" in file.getvalue()
-    assert file.getvalue().count("⟨0.03⟩") == 1
+    assert f"<{step.sampled_tokens[2]}>‹0.03›" in file.getvalue()
+    assert file.getvalue().count("‹0.03›") == 1
 
 
 def test_control_characters_of_a_model_never_reach_the_terminal(stored) -> None:

@@ -10,9 +10,11 @@ from hotpot.testing.records import make_row
 from hotpot.types import EvaluationRow, UpdateRow
 
 
-def evaluation(label: str, purpose: str, mean: float, split: str = "holdout") -> EvaluationRow:
+def evaluation(
+    label: str, purpose: str, mean: float, split: str = "holdout", update: int = 0
+) -> EvaluationRow:
     return make_row(
-        EvaluationRow, label=label, purpose=purpose, split=split, success_rate=mean, success_low=mean - 0.1,
+        EvaluationRow, update=update, label=label, purpose=purpose, split=split, success_rate=mean, success_low=mean - 0.1,
         success_high=mean + 0.1, num_tasks=512,
     )  # fmt: skip
 
@@ -27,7 +29,8 @@ def inputs(**changed: Any) -> SummaryInputs:
             evaluation("before", "evaluation", 0.9, split="train"),
             evaluation("before", "evaluation_greedy", 0.3),
             evaluation("scheduled", "evaluation", 0.6),
-            evaluation("after", "evaluation", 0.8),
+            evaluation("after", "evaluation", 0.7, update=2),
+            evaluation("after", "evaluation", 0.8, update=3),
         ],
         "updates": [make_row(UpdateRow, update=n, success_rate=n / 10, optimizer_steps=4) for n in (1, 2, 3)],
         "span_seconds": {
@@ -55,7 +58,12 @@ def test_holdout_before_and_after_with_intervals() -> None:
         12,
     )
     assert [point["success"] for point in found["curve"]] == [0.1, 0.2, 0.3]
-    assert len(found["evaluations"]) == 5
+    assert len(found["evaluations"]) == 6
+
+
+def test_an_evaluation_after_an_earlier_end_is_not_that_of_the_last_update() -> None:
+    found = summarise(inputs(evaluations=[evaluation("after", "evaluation", 0.7, update=2)]))
+    assert found["holdout"]["after"] is None
 
 
 def test_seconds_add_up_to_the_whole_and_publishing_is_other() -> None:

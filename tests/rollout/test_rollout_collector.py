@@ -5,119 +5,35 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rollout_parts import PROVENANCE, FakeTime, compact_tokenizer, seen_by_engine
+from collector_parts import (
+    DIALECT,
+    SAMPLING,
+    TOOL_ID,
+    Log,
+    flat,
+    make_plans,
+    make_rollout,
+    obedient,
+    recorded,
+)
+from rollout_parts import seen_by_engine
 
-from hotpot.config import RolloutSection
-from hotpot.envs import BoundEnvironment
 from hotpot.errors import EngineError, EnvironmentFailure, ModelFilesError, SamplingOverrideError, StoreError
 from hotpot.experience.gate import check
 from hotpot.experience.ledger import Lease, Ledger
+from hotpot.experience.redact import Redactor
 from hotpot.experience.rules import Limits
-from hotpot.rollout import Clock, Dialect, EpisodePlan, Rollout, TaskSampler
+from hotpot.rollout import TaskSampler
 from hotpot.testing.engine import FakeEngine
 from hotpot.testing.environments import ECHO, EchoEnvironment, echo_environment
-from hotpot.timeline import Timeline
 from hotpot.types import (
-    Action,
     FinishReason,
     Generation,
     GenerationRequest,
     Purpose,
     SamplingParams,
     Split,
-    ToolCall,
-    Trajectory,
 )
-
-DIALECT = Dialect(compact_tokenizer())
-SAMPLING = {Purpose.TRAINING: SamplingParams(), Purpose.EVALUATION: SamplingParams(), Purpose.EVALUATION_GREEDY: SamplingParams(temperature=0.0)}  # fmt: skip
-TOOL_ID = DIALECT.tokenizer.special_ids["<|tool|>"]
-
-
-def obedient(prompt: np.ndarray) -> list[int]:
-    """Call echo with the word, then answer the word: reads the prompt, as a model must."""
-    text = DIALECT.tokenizer.decode(prompt)
-    word = text.split("say ")[-1].split("<")[0]
-    if TOOL_ID in prompt:
-        return DIALECT.encode_action(Action(answer=word)).tolist()
-    return DIALECT.encode_action(
-        Action(tool_call=ToolCall(name="echo", arguments=f'{{"text":"{word}"}}'))
-    ).tolist()
-
-
-class Log:
-    """Keeps what it is told; every attempt must end at most once."""
-
-    def __init__(self) -> None:
-        self.leased: list[str] = []
-        self.blocks: list[int] = []
-        self.failed: dict[str, str] = {}
-        self.dropped: dict[str, str] = {}
-
-    def lease(self, leases: Sequence[Lease]) -> None:
-        self.blocks.append(len(leases))
-        self.leased += [lease.attempt_id for lease in leases]
-        assert len(set(self.leased)) == len(self.leased)
-
-    def fail(self, attempt_id: str, reason: str) -> None:
-        self._end(self.failed, attempt_id, reason)
-
-    def drop(self, attempt_id: str, reason: str) -> None:
-        self._end(self.dropped, attempt_id, reason)
-
-    def _end(self, ends: dict[str, str], attempt_id: str, reason: str) -> None:
-        assert attempt_id in self.leased
-        assert attempt_id not in {**self.failed, **self.dropped}
-        ends[attempt_id] = reason
-
-
-def make_rollout(
-    engine: Any,
-    environment: BoundEnvironment | None = None,
-    *,
-    log: Any = None,
-    clock: Clock | None = None,
-    sampling: Any = None,
-    timeline: Timeline | None = None,
-    **settings: Any,
-) -> Rollout:
-    return Rollout(
-        engine,
-        environment or echo_environment(),
-        DIALECT,
-        RolloutSection(**settings),
-        sampling=sampling or SAMPLING,
-        provenance=PROVENANCE,
-        attempts=Log() if log is None else log,
-        redact=lambda text: (text, 0),
-        timeline=timeline or Timeline(),
-        clock=clock,
-        deadline_s=10.0,
-    )
-
-
-def make_plans(num_tasks: int = 4, samples: int = 3) -> list[EpisodePlan]:
-    return TaskSampler(echo_environment(), seed=7, samples_per_task=samples).issue(num_tasks)
-
-
-def flat(batches: Iterator[list[Trajectory]]) -> list[Trajectory]:
-    return [trajectory for batch in batches for trajectory in batch]
-
-
-def recorded(trajectories: list[Trajectory]) -> list[tuple[Any, ...]]:
-    """Return what must be equal in two runs: everything but times."""
-    return [
-        (
-            t.row.trajectory_id,
-            t.row.reward,
-            t.row.end_reason,
-            s.prefix_hash,
-            s.sampled_tokens.tolist(),
-            s.span_stage,
-        )
-        for t in trajectories
-        for s in t.steps
-    ]
 
 
 @pytest.mark.parametrize("concurrency", [1, 5, 128])
@@ -234,6 +150,32 @@ def test_any_reason_can_be_put_on_the_ledger(tmp_path: Path) -> None:
     assert all(len(row.reason) < 1100 for row in ledger.not_logged())
 
 
+def test_secrets_in_reasons_reach_neither_ledger_nor_counts() -> None:
+    secret = "sk-" + "a1" * 20
+
+    class Leaky(EchoEnvironment):
+        def reset(self, task: Any, seed: int) -> Any:
+            raise RuntimeError("x" * 270 + f" key {secret} was refused")
+
+        def close(self) -> None:
+            raise RuntimeError(f"{secret} still in use")
+
+    bound = dataclasses.replace(echo_environment(), spec=dataclasses.replace(ECHO, make=Leaky))
+    log = Log()
+    rollout = make_rollout(FakeEngine(obedient), bound, log=log, max_attempts=2, redact=Redactor().redact)
+    assert flat(rollout.collect(make_plans(1, 1), Purpose.TRAINING)) == []
+    texts = [
+        *log.failed.values(),
+        *log.dropped.values(),
+        *rollout.counts.failures,
+        *rollout.counts.close_failures,
+    ]
+    assert len(texts) == 4
+    assert not any("sk-" in text for text in texts)
+    assert "[redacted:api_key] was refused" in log.failed["0.0.0"]
+    assert rollout.counts.redactions == 4
+
+
 def test_attempts_on_the_real_ledger_end_once(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "control.sqlite", "run")
     rollout = make_rollout(
@@ -288,22 +230,24 @@ def test_closing_the_iterator_drops_what_is_open() -> None:
     assert len(flat(rollout.collect(later, Purpose.TRAINING))) == 12
 
 
-def test_whatever_raises_leaves_no_attempt_open() -> None:
+def test_whatever_raises_leaves_no_attempt_open_and_counts_each_once() -> None:
     class Breaking(FakeEngine):
         def step(self) -> list[Generation]:
             generations = super().step()
             if len(self.submitted) > 10:
                 return [
-                    dataclasses.replace(g, request_id="what?") if i == 1 else g
+                    dataclasses.replace(g, request_id="what?") if i == 3 else g
                     for i, g in enumerate(generations)
                 ]
             return generations
 
     log = Log()
-    engine = Breaking(obedient, max_concurrency=8)
+    rollout = make_rollout(Breaking(obedient, max_concurrency=8), log=log)
     with pytest.raises(EngineError, match=r"what\?.*not out"):
-        flat(make_rollout(engine, log=log).collect(make_plans(), Purpose.TRAINING))
+        flat(rollout.collect(make_plans(), Purpose.TRAINING))
     assert set(log.dropped) == set(log.leased)
+    # Three episodes had ended in that step, but nobody got their trajectories.
+    assert (rollout.counts.finished, rollout.counts.dropped) == (0, 8)
 
 
 def test_a_ledger_that_breaks_ends_the_collection() -> None:
@@ -313,50 +257,6 @@ def test_a_ledger_that_breaks_ends_the_collection() -> None:
 
     with pytest.raises(StoreError, match="disk full"):
         flat(make_rollout(FakeEngine(obedient), log=Broken()).collect(make_plans(), Purpose.TRAINING))
-
-
-def test_an_engine_that_never_answers_is_named_with_its_request() -> None:
-    time = FakeTime()
-
-    class Silent(FakeEngine):
-        def step(self) -> list[Generation]:
-            time.seconds += 1.0
-            return []
-
-    log = Log()
-    rollout = make_rollout(Silent(obedient), log=log, clock=Clock(time))
-    with pytest.raises(EngineError, match=r"request '0\.0\.0:0' got no answer in 11 s"):
-        flat(rollout.collect(make_plans(), Purpose.TRAINING))
-    assert time.seconds == 1011.0
-    assert len(log.dropped) == 12
-
-
-def test_one_starved_request_is_found_among_busy_ones() -> None:
-    time = FakeTime()
-
-    class Starving(FakeEngine):
-        def step(self) -> list[Generation]:
-            time.seconds += 1.0
-            self._running.pop("0.0.0:0", None)
-            return super().step()
-
-    plans = make_plans(40, 1)
-    with pytest.raises(EngineError, match=r"request '0\.0\.0:0'"):
-        flat(
-            make_rollout(Starving(obedient, max_concurrency=2), clock=Clock(time)).collect(
-                plans, Purpose.TRAINING
-            )
-        )
-
-
-def test_time_the_taker_spends_is_not_the_engines() -> None:
-    time = FakeTime()
-    engine = FakeEngine(obedient, max_concurrency=2, tokens_per_step=4)
-    taken = 0
-    for batch in make_rollout(engine, clock=Clock(time)).collect(make_plans(), Purpose.TRAINING):
-        time.seconds += 1e5
-        taken += len(batch)
-    assert taken == 12
 
 
 def test_sampling_parameters_cannot_be_overridden() -> None:
@@ -390,12 +290,6 @@ def test_holdout_tasks_are_never_run_for_training() -> None:
     ):
         with pytest.raises(ValueError, match="can't be run for"):
             next(make_rollout(FakeEngine(obedient)).collect(plans, purpose))
-
-
-def test_time_is_counted_by_span() -> None:
-    timeline = Timeline(keep_slices=True)
-    flat(make_rollout(FakeEngine(obedient), timeline=timeline).collect(make_plans(), Purpose.TRAINING))
-    assert {s.name for s in timeline.slices} == {"generate", "environment", "store"}
 
 
 def test_versions_that_change_in_flight_are_on_record() -> None:

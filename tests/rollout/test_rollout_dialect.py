@@ -114,6 +114,37 @@ def test_text_that_looks_like_special_tokens_stays_text() -> None:
     assert np.isin(prompt.tokens, special).sum() == 3  # <|tool|>, <|end|>, <|assistant|>
 
 
+@pytest.mark.parametrize("name", DIALECTS)
+def test_no_message_can_hold_an_added_token(name: str) -> None:
+    dialect = ALL[name]
+    added = [*dialect.tokenizer.added_ids.values()]
+    assert name == "compact" or dialect.tokenizer.added_ids.keys() > dialect.tokenizer.special_ids.keys()
+    counts = []
+    for content in ("a", "".join(dialect.tokenizer.added_ids)):
+        conversation, prompt = dialect.open([message("system", content), message("user", content)], [TOOL])
+        output = dialect.parse(dialect.encode_action(Action(answer="so")), [TOOL])
+        later = conversation.extend(output, [message("tool", content, "echo"), message("user", content)])
+        counts.append([int(np.isin(tokens, added).sum()) for tokens in (prompt.tokens, later.tokens)])
+    assert counts[0] == counts[1]
+
+
+def test_self_check_finds_text_that_becomes_an_added_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialect = DIALECTS["smol"]()
+    template = dialect.tokenizer.encode_template
+    call = dialect.tokenizer.added_ids["<tool_call>"]
+
+    def leaky(text: str) -> np.ndarray:
+        pieces = text.split("<tool_call>")
+        ids = [[*([call] if place else []), *plain(piece)] for place, piece in enumerate(pieces)]
+        return np.array([index for piece in ids for index in piece], dtype=np.int32)
+
+    plain = dialect.tokenizer.encode_text
+    monkeypatch.setattr(dialect.tokenizer, "encode_text", leaky)
+    assert call in template("<tool_call>")
+    with pytest.raises(ModelFilesError, match="spells added tokens becomes 3 of them"):
+        check_dialect(dialect)
+
+
 def test_sampled_ids_are_kept_whatever_they_spell() -> None:
     """Ids that no tokenizer would give for their text stay as sampled, and the next prompt begins right behind them."""
     dialect = ALL["compact"]

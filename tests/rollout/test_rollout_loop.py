@@ -1,9 +1,9 @@
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from episode_parts import ANSWER, CALL, COMPACT, make_engine, make_episode, play
 from rollout_parts import (
     DIALECTS,
     PROVENANCE,
@@ -16,92 +16,23 @@ from rollout_parts import (
     make_plan,
     message,
     reply,
-    seen_by_engine,
 )
 
-from hotpot.config import RolloutSection
-from hotpot.envs import Environment
+from hotpot.engine.randomness import check_key
 from hotpot.errors import EngineError, EnvironmentFailure
-from hotpot.experience.gate import check
-from hotpot.experience.rules import Limits
-from hotpot.rollout import Clock, Dialect, Episode, EpisodeRules, environment_seed
-from hotpot.testing.engine import FakeEngine
+from hotpot.ids import prefix_hash
+from hotpot.rollout import Clock, environment_seed, sampling_seed
 from hotpot.types import (
     Action,
     EndReason,
     FinishReason,
     Generation,
-    Message,
     Observation,
     Purpose,
     Reward,
-    Role,
     SampleKey,
-    SamplingParams,
     StepResult,
-    Trajectory,
 )
-
-COMPACT = DIALECTS["compact"]()
-CALL = COMPACT.encode_action(call(), "hm", [TOOL])
-ANSWER = COMPACT.encode_action(Action(answer="w17"))
-
-
-def make_episode(
-    environment: Environment | Callable[[], Environment],
-    *,
-    dialect: Dialect = COMPACT,
-    clock: Clock | None = None,
-    deterministic: bool = False,
-    system: str = "the desk",
-    max_context_tokens: int = 512,
-    redact: Callable[[str], tuple[str, int]] = lambda text: (text, 0),
-    plan: Any = None,
-    attempt: int = 0,
-    **limits: Any,
-) -> Episode:
-    rules = EpisodeRules(
-        purpose=Purpose.TRAINING,
-        sampling=SamplingParams(),
-        limits=RolloutSection(**limits),
-        max_context_tokens=max_context_tokens,
-        deterministic=deterministic,
-        system_prompt=system,
-        redact=redact,
-    )
-    return Episode(
-        plan or make_plan(),
-        attempt=attempt,
-        make_environment=environment if callable(environment) else lambda: environment,
-        dialect=dialect,
-        rules=rules,
-        provenance=PROVENANCE,
-        clock=clock or Clock(),
-    )
-
-
-def make_engine(outputs: Iterable[Iterable[int]], **keywords: Any) -> FakeEngine:
-    script = iter(outputs)
-    return FakeEngine(lambda prompt: next(script), **keywords)
-
-
-def play(episode: Episode, engine: FakeEngine) -> Trajectory:
-    """Run an episode to its end, and check what must hold of every trajectory."""
-    episode.start()
-    while (request := episode.next_request()) is not None:
-        assert episode.next_request() is None
-        engine.submit(request)
-        while not (generations := engine.step()):
-            pass
-        episode.receive(generations[0])
-    trajectory = episode.trajectory()
-    episode.close()
-    assert check(trajectory, Limits(run_id="run", vocabulary_size=512)) is None
-    seen = seen_by_engine(trajectory.steps)
-    assert [context.tolist() for context in seen] == [
-        r.prompt.tolist() for r in engine.submitted[-len(seen) :]
-    ]
-    return trajectory
 
 
 def test_an_episode_from_instruction_to_answer() -> None:
@@ -185,6 +116,37 @@ def test_keys_do_not_depend_on_the_attempt() -> None:
         assert request is not None
         keys.append((request.key, request.prompt.tolist()))
     assert keys[0] == keys[1]
+
+
+def first_key(purpose: Purpose, evaluation: int | None) -> SampleKey:
+    episode = make_episode(ScriptedEnvironment([]), plan=make_plan(evaluation=evaluation), purpose=purpose)
+    episode.start()
+    request = episode.next_request()
+    assert request is not None
+    return request.key
+
+
+def test_training_and_evaluations_share_no_random_numbers_but_evaluations_are_paired() -> None:
+    training = first_key(Purpose.TRAINING, None)
+    sampled, again = first_key(Purpose.EVALUATION, 0), first_key(Purpose.EVALUATION, 1)
+    greedy = first_key(Purpose.EVALUATION_GREEDY, 0)
+    assert training.seed == PROVENANCE.seed
+    assert sampled == again
+    assert len({training.seed, sampled.seed, greedy.seed}) == 3
+    assert sampled.seed != sampling_seed(PROVENANCE.seed + 1, Purpose.EVALUATION)
+    for key in (training, sampled, greedy):
+        check_key(key)
+
+
+def test_the_record_holds_the_seed_of_the_key() -> None:
+    episode = make_episode(
+        ScriptedEnvironment([done()]), plan=make_plan(3, evaluation=2), purpose=Purpose.EVALUATION
+    )
+    engine = make_engine([ANSWER])
+    (step,) = play(episode, engine).steps
+    key = engine.submitted[0].key
+    assert SampleKey(seed=step.seed, issue=step.issue, sample=step.sample, step=step.step) == key
+    assert step.seed != PROVENANCE.seed
 
 
 def test_environment_seeds_follow_run_split_and_issue_only() -> None:
@@ -307,19 +269,18 @@ def test_a_template_that_rewrites_history_starts_a_segment() -> None:
     assert trajectory.steps[2].context_tokens == len(trajectory.steps[2].prompt_tokens)
 
 
-def test_secrets_of_tools_are_gone_before_the_model_sees_them() -> None:
+def test_secrets_of_an_environment_are_gone_before_the_model_sees_them() -> None:
     def redact(text: str) -> tuple[str, int]:
         return text.replace("hunter2", "[x]"), text.count("hunter2")
 
+    opening = Observation(messages=(message("user", "say w17 hunter2"),), tools=(TOOL,))
     results = [reply("pw hunter2 hunter2"), StepResult(messages=(message("user", "hunter2?"),)), done()]
-    episode = make_episode(ScriptedEnvironment(results), redact=redact)
+    episode = make_episode(ScriptedEnvironment(results, opening), redact=redact)
     trajectory = play(episode, make_engine([CALL, CALL, ANSWER]))
-    assert (
-        COMPACT.tokenizer.decode(trajectory.steps[1].prompt_tokens)
-        == "<|tool|>pw [x] [x]<|end|><|assistant|>"
-    )
-    assert "hunter2?" in COMPACT.tokenizer.decode(trajectory.steps[2].prompt_tokens)
-    assert episode.num_redactions == 2
+    texts = [COMPACT.tokenizer.decode(step.prompt_tokens) for step in trajectory.steps]
+    assert texts[0].endswith("<|user|>say w17 [x]<|end|><|assistant|>")
+    assert texts[1:] == ["<|tool|>pw [x] [x]<|end|><|assistant|>", "<|user|>[x]?<|end|><|assistant|>"]
+    assert episode.num_redactions == 4
 
 
 def test_without_a_system_prompt() -> None:
@@ -339,104 +300,6 @@ def test_reward_components_are_summed_by_name() -> None:
     row = play(make_episode(ScriptedEnvironment(results)), make_engine([CALL, ANSWER])).row
     assert (row.reward, row.reward_names, row.reward_values) == (3.5, ("b", "a"), (1.0, 2.5))
     assert not row.success
-
-
-def _raise(error: BaseException) -> Callable[[], Any]:
-    def fail() -> Any:
-        raise error
-
-    return fail
-
-
-class _Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-OPENING = Observation(messages=(message("user", "a"),), tools=())
-BAD_OPENINGS = {
-    "raises": (_raise(KeyError("db")), "reset raised KeyError: 'db'"),
-    "exits": (_raise(SystemExit(3)), "reset raised SystemExit"),
-    "unspeakable": (_raise(_Unspeakable()), "_Unspeakable"),
-    "failure": (_raise(EnvironmentFailure("server down")), "^server down$"),
-    "none": (lambda: None, "NoneType"),
-    "empty": (Observation(messages=(), tools=()), "no user message"),
-    "system": (Observation(messages=(message("system", "a"),), tools=()), "role"),
-    "list": (dataclasses.replace(OPENING, messages=[message("user", "a")]), "list, not a tuple"),  # type: ignore[arg-type]
-    "text": (dataclasses.replace(OPENING, messages=("a",)), "str, not Message"),  # type: ignore[arg-type]
-    "bytes": (dataclasses.replace(OPENING, messages=(Message(role=Role.USER, content=b"a"),)), "bytes"),  # type: ignore[arg-type]
-    "surrogate": (dataclasses.replace(OPENING, messages=(message("user", "\ud800"),)), "surrogate"),
-    "tools": (dataclasses.replace(OPENING, tools=None), "tools"),  # type: ignore[arg-type]
-    "tool list": (
-        dataclasses.replace(OPENING, tools=(dataclasses.replace(TOOL, name=["echo"]),)),  # type: ignore[arg-type]
-        "not text",
-    ),
-    "calls": (
-        dataclasses.replace(OPENING, messages=(Message(role=Role.USER, content="a", tool_calls=("f",)),)),  # type: ignore[arg-type]
-        "tuple of ToolCall",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD_OPENINGS)
-def test_a_bad_opening_is_a_failure(name: str) -> None:
-    opening, words = BAD_OPENINGS[name]
-    with pytest.raises(EnvironmentFailure, match=words):
-        make_episode(ScriptedEnvironment([], opening)).start()
-
-
-BAD_RESULTS = {
-    "raises": (_raise(OSError("disk")), "step raised OSError: disk"),
-    "ends": (_raise(StopIteration()), "step raised StopIteration"),
-    "failure": (_raise(EnvironmentFailure("server down")), "^server down$"),
-    "none": (None, "NoneType"),
-    "empty": (StepResult(messages=()), "no message and is not done"),
-    "assistant": (StepResult(messages=(message("assistant", "a"),)), "role"),
-    "list": (StepResult(messages=[message("tool", "a")]), "not a tuple"),  # type: ignore[arg-type]
-    "number": (StepResult(messages=(Message(role=Role.TOOL, content=5),)), "int, not str"),  # type: ignore[arg-type]
-    "nan": (dataclasses.replace(done(), rewards=(Reward(name="a", value=float("nan")),)), "not finite"),
-    "reward text": (dataclasses.replace(done(), rewards=(Reward(name="a", value="1"),)), "not finite"),  # type: ignore[arg-type]
-    "nameless": (dataclasses.replace(done(), rewards=(Reward(name="", value=1.0),)), "no name"),
-    "bare reward": (dataclasses.replace(done(), rewards=(1.0,)), "float, not Reward"),  # type: ignore[arg-type]
-    "reward list": (dataclasses.replace(done(), rewards=[]), "rewards"),  # type: ignore[arg-type]
-    "success": (dataclasses.replace(done(), success=1), "success"),  # type: ignore[arg-type]
-    "done": (dataclasses.replace(done(), done=1), "done is 1"),  # type: ignore[arg-type]
-    "error": (reply(tool_error="yes"), "tool_error"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_RESULTS)
-def test_a_bad_result_is_a_failure_and_no_trajectory(name: str) -> None:
-    result, words = BAD_RESULTS[name]
-    episode = make_episode(ScriptedEnvironment([result]))
-    with pytest.raises(EnvironmentFailure, match=words):
-        play(episode, make_engine([ANSWER]))
-    assert not episode.finished
-    with pytest.raises(EnvironmentFailure, match="no trajectory"):
-        episode.trajectory()
-
-
-def test_an_environment_that_cannot_be_made_or_closed_is_a_failure() -> None:
-    with pytest.raises(EnvironmentFailure, match="make raised RuntimeError: no port"):
-        make_episode(_raise(RuntimeError("no port"))).start()
-
-    class Sticky(ScriptedEnvironment):
-        def close(self) -> None:
-            super().close()
-            raise RuntimeError("stuck")
-
-    environment = Sticky([])
-    episode = make_episode(environment)
-    episode.start()
-    with pytest.raises(EnvironmentFailure, match="close raised RuntimeError: stuck"):
-        episode.close()
-    episode.close()
-    assert environment.closed == 1
-
-
-def test_keyboard_interrupt_is_no_failure() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        make_episode(ScriptedEnvironment([], _raise(KeyboardInterrupt()))).start()
 
 
 BAD_GENERATIONS: dict[str, tuple[Callable[[Generation], Generation], str]] = {
@@ -488,17 +351,36 @@ def test_the_record_is_its_own_copy_and_prompts_are_read_only() -> None:
     assert step.model_logprobs.tolist() == [-0.5] * len(CALL)
 
 
-def test_an_engine_that_writes_into_the_context_is_found_out() -> None:
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("step", [0, 1])
+def test_an_engine_that_writes_into_a_prompt_is_found_out(step: int, place: int) -> None:
+    """Also in the episode's last step, and in what that step's own prompt added."""
     episode, engine = make_episode(ScriptedEnvironment([reply(), done()])), make_engine([CALL, ANSWER])
     episode.start()
+    for _ in range(step):
+        engine.submit(episode.next_request())  # type: ignore[arg-type]
+        episode.receive(engine.step()[0])
     request = episode.next_request()
     assert request is not None
     engine.submit(request)
     generation = engine.step()[0]
     request.prompt.flags.writeable = True
-    request.prompt[0] += 1
-    with pytest.raises(EngineError, match="no longer extends its recorded tokens"):
+    request.prompt[place] += 1
+    with pytest.raises(EngineError, match="is not its recorded tokens"):
         episode.receive(generation)
+
+
+def test_recorded_hashes_are_those_of_the_prompts_the_engine_was_handed() -> None:
+    engine = make_engine([CALL, CALL, ANSWER])
+    trajectory = play(make_episode(ScriptedEnvironment([reply(), reply("more"), done()])), engine)
+    for number, step in enumerate(trajectory.steps):
+        prompt, chain, begin = engine.submitted[number].prompt, "", 0
+        chunks = [n for s in trajectory.steps[:number] for n in (len(s.prompt_tokens), len(s.sampled_tokens))]
+        for length in (*chunks, len(step.prompt_tokens)):
+            chain = prefix_hash(prompt[begin : begin + length], extends=chain)
+            begin += length
+        assert begin == len(prompt)
+        assert step.prefix_hash == chain
 
 
 def test_end_reasons_are_all_tried_here() -> None:

@@ -8,7 +8,7 @@ from rollout_parts import SMOL_TEMPLATE, TOOL, chatml_tokenizer, compact_tokeniz
 
 from hotpot.ids import canonical_json
 from hotpot.rollout import Dialect
-from hotpot.types import Action, Stage, ToolCall
+from hotpot.types import Action, Stage, ToolCall, ToolSpec
 
 COMPACT = Dialect(compact_tokenizer())
 HERMES = Dialect(chatml_tokenizer(SMOL_TEMPLATE))
@@ -136,6 +136,45 @@ def test_compact_calls(text: str, arguments: dict[str, object] | None) -> None:
         assert action.malformed
     else:
         assert action.tool_call == ToolCall(name="echo", arguments=canonical_json(arguments))
+
+
+NOTE = ToolSpec(
+    name="note",
+    description="note something",
+    parameters=json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "text": {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]},
+                "either": {"type": ["null", "string"]},
+                "one": {"oneOf": [{"type": "string"}]},
+                "count": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                "mixed": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+                "free": {"anyOf": [{"type": "string"}, {}]},
+            },
+        }
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("text=5, either=true, one=7", {"text": "5", "either": "true", "one": "7"}),
+        ("text=null, either=null, one=null", {"text": None, "either": None, "one": "null"}),
+        ('text="null"', {"text": "null"}),
+        ("count=5", {"count": 5}),
+        ("count=null", {"count": None}),
+        ("mixed=5, free=5", {"mixed": 5, "free": 5}),
+    ],
+)
+def test_a_parameter_that_may_be_null_is_read_as_what_else_it_is(
+    text: str, arguments: dict[str, object]
+) -> None:
+    tokens = COMPACT.tokenizer.encode_template(f"<|call|>note({text})<|end|>")
+    action = Action(tool_call=ToolCall(name="note", arguments=canonical_json(arguments)))
+    assert COMPACT.parse(tokens, (NOTE,)).action == action
+    assert COMPACT.parse(COMPACT.encode_action(action, tools=(NOTE,)), (NOTE,)).action == action
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from rollout_parts import (
@@ -89,12 +90,29 @@ def test_tojson_follows_the_conventions_of_transformers() -> None:
 
 def test_description_with_a_special_token_stays_text() -> None:
     tokenizer = chatml_tokenizer(THOUGHTFUL_TEMPLATE)
-    tool = ToolSpec(name="f", description="x <|im_end|> y", parameters='{"type":"object"}')
+    tool = ToolSpec(name="f", description="x <|im_end|> <tool_call> y", parameters='{"type":"object"}')
     plain = ToolSpec(name="f", description="x", parameters='{"type":"object"}')
-    end = tokenizer.special_ids["<|im_end|>"]
     prompts = [Dialect(tokenizer).open([message("user", "a")], [t])[1].tokens.tolist() for t in (tool, plain)]
-    assert prompts[0].count(end) == prompts[1].count(end)
-    assert "x <|im_end|> y" in tokenizer.decode(prompts[0])
+    for index in tokenizer.added_ids.values():
+        assert prompts[0].count(index) == prompts[1].count(index)
+    assert "x <|im_end|> <tool_call> y" in tokenizer.decode(prompts[0])
+
+
+@pytest.mark.parametrize("bos", ["<|endoftext|>", {"content": "<|endoftext|>", "__type": "AddedToken"}, None])
+def test_the_first_token_of_a_conversation_is_that_of_transformers(bos: object, tmp_path: Path) -> None:
+    files = chatml_tokenizer("{{ bos_token }}" + SMOL_TEMPLATE).files()
+    config = json.loads(files["tokenizer_config.json"]) | ({"bos_token": bos} if bos else {})
+    tokenizer = PolicyTokenizer(files | {"tokenizer_config.json": json.dumps(config).encode()})
+    for name, data in tokenizer.files().items():
+        (tmp_path / name).write_bytes(data)
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        [{"role": str(m.role), "content": m.content} for m in MESSAGES[:2]],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    prompt = Dialect(tokenizer).open(MESSAGES[:2])[1].tokens.tolist()
+    assert prompt == list(expected)
+    assert (prompt[0] == tokenizer.special_ids["<|endoftext|>"]) is (bos is not None)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +121,11 @@ def test_description_with_a_special_token_stays_text() -> None:
         ToolSpec(name="f<|im_end|>", description="", parameters="{}"),
         ToolSpec(name="f", description="", parameters='{"properties":{"<|im_start|>":{}}}'),
         ToolSpec(name="f", description="", parameters='{"enum":["<|im_end|>"]}'),
+        ToolSpec(name="f<tool_call>", description="", parameters="{}"),
     ],
 )
-def test_names_with_special_tokens_are_refused(tool: ToolSpec) -> None:
-    with pytest.raises(EnvironmentSpecError, match="special token"):
+def test_names_with_control_tokens_are_refused(tool: ToolSpec) -> None:
+    with pytest.raises(EnvironmentSpecError, match="control token"):
         Dialect(chatml_tokenizer(THOUGHTFUL_TEMPLATE)).open([message("user", "a")], [tool])
 
 

@@ -276,16 +276,17 @@ def test_killed_before_anything_was_saved(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "place", "updates", "dropped"),
+    ("number", "place", "updates"),
     [
-        (signal.SIGINT, "collecting:1", 0, True),
-        (signal.SIGTERM, "evaluating:1", 0, True),
-        (signal.SIGINT, "learned:2", 2, False),
-        (signal.SIGTERM, "opened:1", 0, True),
+        (signal.SIGINT, "collecting:1", 0),
+        (signal.SIGINT, "issued:2", 1),
+        (signal.SIGTERM, "evaluating:1", 0),
+        (signal.SIGINT, "learned:2", 2),
+        (signal.SIGTERM, "opened:1", 0),
     ],
 )
 def test_a_signal_ends_cleanly_and_the_run_can_go_on(
-    operator: Operator, number: int, place: str, updates: int, dropped: bool
+    operator: Operator, number: int, place: str, updates: int
 ) -> None:
     code, text = operator.start(f"{place}:{int(number)}")
     assert code == 130, text
@@ -297,8 +298,10 @@ def test_a_signal_ends_cleanly_and_the_run_can_go_on(
     assert (operator.run / "trace.json").is_file()
     assert (operator.run / f"checkpoints/update-{updates:06d}/learner.json").is_file()
     attempts = open_run(operator.run).sql("select state, reason from attempts").to_pylist()
-    reasons = {row["reason"] for row in attempts if row["state"] == "dropped"}
-    assert reasons == ({"the collection was stopped"} if dropped else set())
+    # There may be none: the episodes of one wave may all end in the same engine step.
+    assert {row["reason"] for row in attempts if row["state"] == "dropped"} <= {"the collection was stopped"}
+    if place != "learned:2":
+        assert len(attempts) % 16 != 0, "the collection was not cut short"
     code, text = operator.resume()
     assert code == 0, text
     check_finished(operator)

@@ -17,6 +17,7 @@ from conftest import use_coin
 from hotpot.cli.main import main
 from hotpot.experience import ExperienceStore, Ledger
 from hotpot.learner import Learner
+from hotpot.rollout import TaskSampler
 from hotpot.topology import checkpoints, intake
 from hotpot.topology.session import Session
 
@@ -76,6 +77,7 @@ wrap(Ledger, "__init__", None, lambda *_, **__: reach("opened"))
 wrap(ExperienceStore, "append", None, appended)
 wrap(ExperienceStore, "record_update", lambda *_: reach("recording"), recorded)
 wrap(Ledger, "apply", applying, None)
+wrap(TaskSampler, "issue", None, lambda *_: reach("issued"))
 wrap(Session, "learn", None, lambda *_: reach("learned"))
 wrap(Session, "publish", None, lambda *_: reach("published"))
 wrap(Session, "evaluate", None, lambda *_: reach("evaluated"))

@@ -9,13 +9,31 @@ what :meth:`PackedWeights.fill` got, :meth:`PackedWeights.unpack` gives back bit
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from hotpot.errors import EngineError
 from hotpot.models import DecoderConfig, Weights, checksum
+
+_KNOWN_SETTINGS = {
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "rope_theta",
+    "rms_norm_eps",
+    "max_context_tokens",
+    "tie_embeddings",
+    "qk_norm",
+    "attention_bias",
+    "initializer_range",
+}
+"""Fields of a decoder's configuration that the engine's forward pass follows, or that don't matter to it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +52,18 @@ class PackedLayer:
 
 
 class PackedWeights:
-    """One copy of a decoder's weights in the layout of this module; filled and refilled in place."""
+    """One copy of a decoder's weights in the layout of this module; filled and refilled in place.
+
+    Raises :class:`EngineError` where the configuration has a field that the engine's forward pass does not know.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
+        unknown = sorted({field.name for field in fields(config)} - _KNOWN_SETTINGS)
+        if unknown:
+            raise EngineError(
+                f"the decoder's configuration has {', '.join(unknown)}, which the engine does not compute; teach "
+                "embedded_forward.py and name it there, or the engine would sample from another model"
+            )
         self.config = config
         hidden, heads, kv, dim = (
             config.hidden_size,

@@ -38,14 +38,6 @@ class Sampled:
     model_logprobs: Floats
 
 
-def group_rows(params: Sequence[SamplingParams]) -> list[tuple[SamplingParams, Rows]]:
-    """Return each distinct value of ``params`` with the rows that have it, in order of first appearance."""
-    groups: dict[SamplingParams, list[int]] = {}
-    for row, value in enumerate(params):
-        groups.setdefault(value, []).append(row)
-    return [(value, np.array(rows, dtype=np.intp)) for value, rows in groups.items()]
-
-
 def sample(
     logits: Floats,
     groups: Sequence[tuple[SamplingParams, Rows]],
@@ -54,7 +46,7 @@ def sample(
 ) -> Sampled:
     """Sample one token a row.
 
-    ``logits`` float32 ``[B, V]``; ``groups`` cover every row once (:func:`group_rows`); ``uniforms`` float64 ``[B]`` in
+    ``logits`` float32 ``[B, V]``; ``groups`` cover every row once; ``uniforms`` float64 ``[B]`` in
     [0, 1); ``seen`` bool ``[B, V]``: tokens in each row's context, needed where a repetition penalty is on.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):

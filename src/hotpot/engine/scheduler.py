@@ -46,16 +46,6 @@ class Scheduler:
         self._free = list(range(num_slots))
         self._idle: OrderedDict[str, int] = OrderedDict()
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold a slot."""
-        return len(self._running)
-
     def submit(self, request_id: str, session_id: str) -> None:
         """Put a request at the end of the queue."""
         self._waiting.append((request_id, session_id))

@@ -2,15 +2,15 @@
 
 ::
 
-    append ──► active segment ──seal──► sealed segments ──► Delta tables ──► watermark ──► segment deleted
+    append ──► active log segment ──seal──► sealed ones ──► Delta tables ──► watermark ──► log segment deleted
 
-Owns one thread and the list of sealed segments. Consumes the segments that are sealed; produces lake commits; waits
+Owns one thread and the list of sealed log segments. Consumes those that are sealed; produces lake commits; waits
 for a threshold (batches, bytes), for the age limit, or for someone who calls :meth:`Archive.flush`; is woken by
 :meth:`Archive.note` and :meth:`Archive.flush`. Knows no record class.
 
-Invariants: segments are committed in order; a log segment is deleted only after its watermark is published; a failure is
-tried again with growing pauses and, once persistent, raised from :meth:`Archive.check` and :meth:`Archive.flush`
-(the records stay in the log meanwhile). When it runs changes only which segment a record went through.
+Invariants: log segments are committed in order; one is deleted only after its watermark is published and durable; a failure
+is tried again with growing pauses and, once it has lasted, raised from :meth:`Archive.check` and :meth:`Archive.flush`
+(the records stay in the log meanwhile). When it runs changes only which log segment a record went through.
 """
 
 import threading
@@ -25,18 +25,23 @@ from hotpot.errors import StoreError
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.lake import LAKE_ERRORS, Lake
 from hotpot.experience.wal import read_segment, sync_folder
+from hotpot.timeline import Timeline
 from hotpot.types import TABLES
 
-PERSISTENT_FAILURES = 4
-"""Failures in a row after which the writer says so to whoever appends."""
+GIVE_UP_S = 120.0
+"""Seconds of failing in a row after which the writer says so to whoever appends."""
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
+_LONGEST_DOUBLING = 16
+
+MAX_SLICES = 100_000
+"""Slices of the archive's work that are kept for a trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """When the active segment is sealed: at the first of these many batches, bytes, or seconds since its first frame."""
+    """When the active log segment is sealed: at the first of these many batches, bytes, or seconds since its first frame."""
 
     batches: int
     num_bytes: int
@@ -44,10 +49,14 @@ class Thresholds:
 
 
 class Archive:
-    """Writes sealed segments to the lake in a thread of its own, from :meth:`start` to :meth:`close`."""
+    """Writes sealed log segments to the lake in a thread of its own, from :meth:`start` to :meth:`close`.
+
+    ``timeline`` is the thread's own: its slices are what it did when (seal, read, commit, sync, publish, archive).
+    """
 
     def __init__(self, lake: Lake, *, thresholds: Thresholds) -> None:
         self._lake = lake
+        self.timeline = Timeline(keep_slices=True, max_slices=MAX_SLICES)
         self._thresholds = thresholds
         self._wake = threading.Condition()
         self._sealed: list[Path] = []
@@ -57,18 +66,20 @@ class Archive:
         self._seal_asked = 0
         self._seal_done = 0
         self._failures = 0
+        self._failing_since = 0.0
         self._failure: BaseException | None = None
+        self._died = False
         self._stop = False
 
     def start(self, *, seal: Callable[[], None], settle: Callable[[], None]) -> None:
-        """Start the thread. ``seal`` seals the active segment and calls :meth:`add`; ``settle`` makes the ledger durable."""
+        """Start the thread. ``seal`` seals the active log segment and calls :meth:`add`; ``settle`` makes the ledger durable."""
         self._seal = seal
         self._settle = settle
         self._thread = threading.Thread(target=self._run, name="hotpot-archive", daemon=True)
         self._thread.start()
 
     def add(self, path: Path) -> None:
-        """Take a sealed segment over."""
+        """Take a sealed log segment over."""
         with self._wake:
             self._sealed.append(path)
             self._batches = self._bytes = 0
@@ -76,7 +87,7 @@ class Archive:
             self._wake.notify_all()
 
     def note(self, num_bytes: int, batches: int) -> None:
-        """Hear of a frame appended to the active segment."""
+        """Hear of a frame appended to the active log segment."""
         with self._wake:
             self._batches += batches
             self._bytes += num_bytes
@@ -87,17 +98,20 @@ class Archive:
                 self._wake.notify_all()
 
     def backlog(self) -> int:
-        """Return how many sealed segments wait for the lake."""
+        """Return how many sealed log segments wait for the lake."""
         with self._wake:
             return len(self._sealed)
 
     def check(self) -> None:
         """Raise :class:`StoreError` where archiving has failed persistently; nothing is lost, it lies in the log."""
         with self._wake:
-            if self._failure is not None and (self._failures >= PERSISTENT_FAILURES or self._stop):
+            if self._failure is None:
+                return
+            lasted = time.monotonic() - self._failing_since
+            if self._died or self._stop or lasted >= GIVE_UP_S:
                 raise StoreError(
-                    f"the lake has refused log segment {self._sealed[0] if self._sealed else ''} "
-                    f"{self._failures} times: {self._failure}; everything acknowledged is in the log: "
+                    f"the log has not reached the lake for {lasted:.0f} s, {self._failures} tries, "
+                    f"{len(self._sealed)} log segments waiting: {self._failure}; everything acknowledged is in the log: "
                     "mend the storage and resume the run"
                 ) from self._failure
 
@@ -123,7 +137,7 @@ class Archive:
                 self._wake.wait(min(left, 1.0))
 
     def close(self) -> None:
-        """Stop the thread after the segment it is at. Call :meth:`flush` first to leave nothing behind."""
+        """Stop the thread after the log segment it is at. Call :meth:`flush` first to leave nothing behind."""
         with self._wake:
             self._stop = True
             self._wake.notify_all()
@@ -145,7 +159,8 @@ class Archive:
                 self._work()
         except BaseException as error:  # noqa: BLE001 - kept, and raised from the next call of the owner
             with self._wake:
-                self._failure, self._failures = error, PERSISTENT_FAILURES
+                self._failed(error)
+                self._died = True
                 self._wake.notify_all()
 
     def _wait(self) -> bool:
@@ -165,26 +180,38 @@ class Archive:
             asked = self._seal_asked
             seal = asked > self._seal_done or self._due()
         try:
+            # What is sealed goes first: a full disk that lets no new log segment begin gets room by it.
+            self._drain()
             if seal:
                 # Not under the condition: the journal takes its own lock first, then this one.
-                self._seal()
+                with self.timeline.span("seal"):
+                    self._seal()
                 with self._wake:
                     self._seal_done = asked
                     self._wake.notify_all()
-            while self._sealed and not self._stop:
-                self._archive(self._sealed[0])
+            self._drain()
         except (*LAKE_ERRORS, StoreError) as error:
             self._lake.forget()
             with self._wake:
-                self._failure = error
-                self._failures += 1
-                self._wake.notify_all()
+                self._failed(error)
                 self._wake.wait_for(lambda: self._stop, self._pause())
+
+    def _failed(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failing_since = time.monotonic()
+        self._failure = error
+        self._failures += 1
+        self._wake.notify_all()
+
+    def _drain(self) -> None:
+        while self._sealed and not self._stop:
+            with self.timeline.span("archive"):
+                self._archive(self._sealed[0])
 
     def _archive(self, path: Path) -> None:
         # Settling first makes the ledger durable before its log goes, and stops a superseded owner before it writes.
         self._settle()
-        archive_segment(self._lake, path)
+        archive_segment(self._lake, path, self.timeline)
         path.unlink()
         sync_folder(path.parent)
         with self._wake:
@@ -193,23 +220,29 @@ class Archive:
             self._wake.notify_all()
 
     def _pause(self) -> float:
-        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1)))
+        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, _LONGEST_DOUBLING)))
 
 
-def archive_segment(lake: Lake, path: Path) -> None:
-    """Commit every table of a sealed log segment to the lake, then its watermark. Safe to repeat.
+def archive_segment(lake: Lake, path: Path, timeline: Timeline) -> None:
+    """Commit every table of a sealed log segment to the lake, then its watermark, durably. Safe to repeat.
 
-    Raises :class:`hotpot.errors.CorruptRecordError` where the segment is damaged, and what the lake raises.
+    Raises :class:`hotpot.errors.CorruptRecordError` where the log segment is damaged, and what the lake raises.
     """
-    segment = read_segment(path, sealed=True)
+    with timeline.span("read"):
+        segment = read_segment(path, sealed=True)
     counts: dict[str, int] = {}
     for name in TABLES:
         pieces = [table for frame in segment.frames if (table := frame.table(name)) is not None]
         if pieces:
             rows = pa.concat_tables(pieces).combine_chunks()
             counts[name] = rows.num_rows
-            lake.commit(name, segment.number, rows)
+            with timeline.span("commit"):
+                lake.commit(name, segment.number, rows)
     if counts:
         reach("before_watermark")
-        lake.publish(segment.number, counts)
+        with timeline.span("sync"):
+            lake.sync()
+        with timeline.span("publish"):
+            lake.publish(segment.number, counts)
+            lake.sync()
         reach("after_watermark")

@@ -10,6 +10,7 @@ ledger refused it, the journal refuses everything after, since only a recovery c
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,10 +23,11 @@ from hotpot.types import AttemptRow, ConsumptionRow
 
 
 class Journal:
-    """Writes frames, one after the other, and seals segments. Any thread may call any method.
+    """Writes frames, one after the other, and seals log segments. Any thread may call any method.
 
-    ``noted(num_bytes, batches)`` is called after each frame, ``sealed(path)`` after each sealed segment, both under the
-    journal's lock: no frame falls between them.
+    ``noted(num_bytes, batches)`` is called after each frame, ``sealed(path)`` after each sealed log segment, both under
+    the journal's lock: no frame falls between them. ``span`` opens a named span of the thread that waits for a frame:
+    ``log`` until the frame is durable, then ``ledger``.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class Journal:
         *,
         noted: Callable[[int, int], None],
         sealed: Callable[[Path], None],
+        span: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self._folder = log_folder
         self._ledger = ledger
         self._noted = noted
         self._sealed = sealed
+        self._span = span
         self._guard = threading.Lock()
         self._broken: str | None = None
         self._log = WalWriter(log_folder, number)
@@ -60,7 +64,13 @@ class Journal:
         Returns once it is durable and the ledger agrees. Writes nothing where there is nothing. Raises
         :class:`StoreError` where log or ledger fail.
         """
-        self._thread.submit(self._write, tables, attempts, consumptions, update, batches).result()
+        logged = threading.Event()
+        written = self._thread.submit(self._write, tables, attempts, consumptions, update, batches, logged)
+        written.add_done_callback(lambda _: logged.set())
+        with self._span("log"):
+            logged.wait()
+        with self._span("ledger"):
+            written.result()
 
     def wait(self) -> None:
         """Wait for a frame whose caller was interrupted, so that what is decided next is decided on its outcome."""
@@ -71,8 +81,13 @@ class Journal:
         self._thread.submit(self._end, reason).result()
 
     def seal(self) -> None:
-        """Close the active segment and begin another, unless it holds no frame."""
+        """Close the active log segment and begin another, unless it holds no frame.
+
+        Raises :class:`StoreError` where the log broke, so that a frame nobody acknowledged never gets into the lake, and
+        where no other file can be made; then the active one stays.
+        """
         with self._guard:
+            self._check()
             if self._log.frames == 0:
                 return
             full, self._log = self._log, WalWriter(self._folder, self._log.number + 1)
@@ -80,7 +95,7 @@ class Journal:
             self._sealed(full.path)
 
     def close(self) -> None:
-        """Stop the thread and close the file; an active segment without a frame is deleted."""
+        """Stop the thread and close the file; an active log segment without a frame is deleted."""
         self._thread.shutdown()
         with self._guard:
             self._log.close()
@@ -94,12 +109,10 @@ class Journal:
         consumptions: Sequence[ConsumptionRow],
         update: int | None,
         batches: int,
+        logged: threading.Event,
     ) -> None:
         with self._guard:
-            if self._broken is not None:
-                raise StoreError(
-                    f"log and ledger disagree ({self._broken}); stop and resume the run to recover"
-                )
+            self._check()
             ended = [*self._ledger.not_logged(), *attempts]
             if ended:
                 tables = {**tables, "attempts": to_table("attempts", ended)}
@@ -107,6 +120,7 @@ class Journal:
                 return
             before = self._log.position.offset
             position = self._log.append(tables)
+            logged.set()
             try:
                 self._ledger.apply(position, ended, consumptions, update)
             except StoreError as error:
@@ -116,4 +130,12 @@ class Journal:
 
     def _end(self, reason: str) -> None:
         self._ledger.drop_leased(reason)
-        self._write({}, (), (), None, 0)
+        self._write({}, (), (), None, 0, threading.Event())
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise StoreError(f"log and ledger disagree ({self._broken}); stop and resume the run to recover")
+        if self._log.broken is not None:
+            raise StoreError(
+                f"log segment {self._log.path} broke earlier ({self._log.broken}); stop and resume the run"
+            )

@@ -9,10 +9,16 @@ the column ``_segment`` of every row. When all tables of a segment are committed
 and what lies above is the half-finished work of a writer that is still busy, or died and will repeat it. The column,
 not a Delta version, draws that line because it survives compaction. Once a run is at rest no row is above it.
 
+What a commit wrote is on the device only after :meth:`Lake.sync` (Delta itself does not wait for that): once for the tables of a
+segment before its watermark, once for the watermark before the log segment goes. After a failed sync the lake refuses
+everything, since what is on the device is unknown. A segment that is found committed already is taken at its word only
+where all its files are there in full length.
+
 The column ``_row`` counts the rows a segment brought to a table: (``_segment``, ``_row``) is the order of recording, which
 Delta itself does not keep.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +33,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from hotpot.errors import StoreError
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.schema import SCHEMAS
+from hotpot.experience.wal import sync_folder
 from hotpot.types import SCHEMA_VERSION, TABLES
 
 SEGMENT_COLUMN = "_segment"
@@ -97,6 +104,9 @@ class Lake:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._handles: dict[str, DeltaTable] = {}
+        self._unsynced: set[str] = set()
+        self._synced: set[Path] = set()
+        self._broken: str | None = None
 
     def watermark(self) -> int:
         """Return the number of the last complete segment; 0 where there is none."""
@@ -130,15 +140,37 @@ class Lake:
         data = pa.Table.from_pydict(row, schema=SEGMENTS_SCHEMA)
         return self._append("segments", segment, data, "Log segments whose records are all in the lake.")
 
+    def sync(self, *tables: str) -> None:
+        """Wait until the files of ``tables`` and of every table appended to since the last sync are on the device.
+
+        Their folders too. A writer that takes a run over does not know what its predecessor waited for.
+
+        Raises :class:`StoreError` where that fails, and from then on.
+        """
+        self._check()
+        self._unsynced.update(tables)
+        try:
+            for name in sorted(self._unsynced):
+                for folder in (self._folder / name, self._folder / name / "_delta_log"):
+                    self._sync_new(folder)
+            sync_folder(self._folder)
+        except OSError as error:
+            self._broken = str(error)
+            self._check()
+        self._unsynced.clear()
+
     def forget(self) -> None:
         """Drop what is remembered of the tables' state, after a failure left it uncertain."""
         self._handles.clear()
 
     def _append(self, name: str, segment: int, data: pa.Table, description: str) -> bool:
+        self._check()
+        self._unsynced.add(name)
         application = f"hotpot:{name}"
         handle = self._handles.get(name) or self._open_or_create(name, data.schema, description)
         last = handle.transaction_version(application)
         if last is not None and last >= segment:
+            self._check_whole(name, handle)
             return False
         reach(f"lake_before_{name}")
         write_deltalake(
@@ -154,6 +186,41 @@ class Lake:
         self._handles[name] = handle
         reach(f"lake_after_{name}")
         return True
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise StoreError(
+                f"the lake {self._folder} could not be made durable ({self._broken}); stop, check the disk, resume"
+            )
+
+    def _sync_new(self, folder: Path) -> None:
+        # Files of a Delta table are written once under a name of their own, all but the pointer to the last checkpoint.
+        new = [
+            path
+            for path in folder.iterdir()
+            if path.is_file() and (path not in self._synced or path.name == "_last_checkpoint")
+        ]
+        for path in new:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        if new:
+            sync_folder(folder)
+        self._synced.update(new)
+
+    def _check_whole(self, name: str, handle: DeltaTable) -> None:
+        actions = pa.table(handle.get_add_actions(flatten=True)).select(["path", "size_bytes"])
+        for action in actions.to_pylist():
+            path = self._folder / name / action["path"]
+            size = path.stat().st_size if path.exists() else 0
+            if size != action["size_bytes"]:
+                raise StoreError(
+                    f"{path} has {size} bytes, the table's log says {action['size_bytes']}: a power cut took what was not "
+                    f"durable yet; move the last file of {path.parent / '_delta_log'} away and resume, "
+                    "the records are in the log"
+                )
 
     def _open_or_create(self, name: str, schema: pa.Schema, description: str) -> DeltaTable:
         path = str(self._folder / name)

@@ -20,8 +20,8 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ ATTEMPT_COLUMNS = (
 
 
 _IDS_A_QUERY = 500
+_NOT_WRITABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +81,14 @@ class LedgerCounts:
 
 
 class Ledger:
-    """The ledger of one run, opened by its owner; opening takes a new fencing token and supersedes older owners."""
+    """The ledger of one run, opened by its owner; opening takes a new fencing token and supersedes older owners.
 
-    def __init__(self, path: Path, run_id: str) -> None:
+    ``redact`` replaces the secrets in the reasons of attempts before they are kept anywhere.
+    """
+
+    def __init__(self, path: Path, run_id: str, *, redact: Callable[[str], str] = str) -> None:
         self._run_id = run_id
+        self._redact = redact
         self._guard = threading.RLock()
         self._durable: bool | None = None
         try:
@@ -194,7 +199,10 @@ class Ledger:
                     f"attempt {attempt_id!r} can't become {state}: {self._standing(attempt_id)}; "
                     "only a leased attempt ends, and it ends once"
                 )
-        return [_ended(leased[attempt_id], state, reason, now) for attempt_id, reason in reasons.items()]
+        return [
+            _ended(leased[attempt_id], state, self._redact(reason), now)
+            for attempt_id, reason in reasons.items()
+        ]
 
     def drop_leased(self, reason: str) -> int:
         """End every leased attempt as dropped and return how many there were."""
@@ -221,10 +229,11 @@ class Ledger:
                 found = self._database.execute(
                     "SELECT state FROM attempts WHERE attempt_id = ?", (attempt_id,)
                 ).fetchone()
-                # Trajectories of another run (learning from a record) are on no attempt of this ledger.
-                if found is not None and found[0] != "finished":
+                if found is None or found[0] != "finished":
                     raise LedgerError(
-                        f"trajectory {row.trajectory_id} can't be consumed: its attempt is {found[0]}, not finished"
+                        f"trajectory {row.trajectory_id} can't be consumed: its attempt "
+                        f"{'was never leased' if found is None else f'is {found[0]}, not finished'}; "
+                        "only what the store accepted is learned from"
                     )
 
     def apply(
@@ -381,20 +390,35 @@ def attempt_from(run_id: str, row: Sequence[Any]) -> AttemptRow:
 def read_not_logged(path: Path, run_id: str) -> list[AttemptRow]:
     """Return, without owning the ledger, the attempts no log frame carries: leased ones, and ended ones not yet logged.
 
-    Works beside a living owner and on a folder that can't be written; none where there is no ledger.
+    Works beside a living owner and on a folder that can't be written; none where there is no ledger yet. Raises
+    :class:`StoreError` where there is one and it can't be read: what it knows must not look like nothing.
     """
-    query = f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE logged = 0 ORDER BY rowid"
-    # immutable is the last resort for a folder without write permission, where SQLite can't make its shared memory.
-    for mode in ("mode=ro", "immutable=1"):
-        try:
-            with closing(
-                sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=10.0)
-            ) as database:
-                return [attempt_from(run_id, row) for row in database.execute(query)]
-        except sqlite3.OperationalError:
-            if not path.exists():
-                return []
-    return []
+    if not path.exists():
+        return []
+    try:
+        return _read_not_logged(path, run_id, "mode=ro")
+    except sqlite3.Error as error:
+        written = path.with_name(f"{path.name}-wal")
+        # A folder without write permission, where SQLite can't make its shared memory. Read as immutable, what is in
+        # SQLite's own log would be missed, so only where there is none.
+        if error.sqlite_errorcode & 0xFF in _NOT_WRITABLE and not (
+            written.exists() and written.stat().st_size
+        ):
+            with suppress(sqlite3.Error):
+                return _read_not_logged(path, run_id, "immutable=1")
+        raise StoreError(
+            f"can't read the ledger {path}: {error}; check rights, restore the file from a copy, "
+            "or copy the run folder to where it can be written"
+        ) from error
+
+
+def _read_not_logged(path: Path, run_id: str, mode: str) -> list[AttemptRow]:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=10.0)) as database:
+        made = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'attempts'").fetchone()
+        if not made[0]:
+            return []  # its owner is just making it
+        query = f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE logged = 0 ORDER BY rowid"
+        return [attempt_from(run_id, row) for row in database.execute(query)]
 
 
 def _ended(lease: AttemptRow, state: str, reason: str, now_us: int) -> AttemptRow:

@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import stat
 import subprocess
 import sys
 import time
@@ -17,11 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from hotpot.errors import RunFolderError
+from hotpot.experience.redact import Redactor
 from hotpot.experience.wal import sync_folder
 from hotpot.types import SCHEMA_VERSION
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_DRAFT = "manifest.json.draft"
+
+HASHED_BYTES = 1024 * 1024
+"""Size up to which an untracked file is told by its content; a larger one by size and time of its last change."""
+
+DIFF_BYTES = 256 * 1024
+"""Most of the uncommitted changes that is kept as text."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -30,9 +38,12 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 class Manifest:
     """What a run was started with.
 
-    ``recipe`` is the resolved recipe as JSON text. ``commit`` is the user's commit and ``diff_hash`` the SHA-256 over
-    the uncommitted changes (tracked and untracked), both None outside a repository; ``diff_hash`` is empty where
-    nothing is changed. ``packages`` maps distributions to versions, ``thread_variables`` environment variables to values.
+    ``recipe`` is the resolved recipe as JSON text. ``commit`` is the user's commit. ``diff`` are the uncommitted changes:
+    git's diff, then a line for each untracked file with its SHA-256, or with size and time of the last change where it
+    is larger than :data:`HASHED_BYTES`; files in the folder of the runs are none of them. It is kept up to
+    :data:`DIFF_BYTES` and ends with a line that says so where that cut it; ``diff_hash`` is the SHA-256 of all of it.
+    Both are empty where nothing is changed, and all three None outside a repository. Secrets in recipe, command and
+    diff are replaced, but for the recipe's own ``redact_patterns``, which a resume needs. ``packages`` maps distributions to versions, ``thread_variables`` environment variables to values.
     """
 
     run_id: str
@@ -53,23 +64,37 @@ class Manifest:
     memory_bytes: int
     packages: dict[str, str]
     thread_variables: dict[str, str]
+    diff: str | None = None
 
 
-def collect_manifest(*, run_id: str, recipe: str, seed: int, num_threads: int) -> Manifest:
-    """Return the manifest of a run that starts now, in this process and working folder."""
+def collect_manifest(
+    *,
+    run_id: str,
+    recipe: str,
+    seed: int,
+    num_threads: int,
+    run_folder: Path | None = None,
+    redactor: Redactor | None = None,
+) -> Manifest:
+    """Return the manifest of a run that starts now, in this process and working folder.
+
+    ``run_folder`` says where the run is written, which is no change of the code.
+    """
     here = Path.cwd()
-    commit, diff_hash = _code_state(here)
+    cleaner = redactor or Redactor()
+    code = _code_state(here, run_folder)
     return Manifest(
         run_id=run_id,
         schema_version=SCHEMA_VERSION,
         created_us=time.time_ns() // 1_000,
         seed=seed,
         num_threads=num_threads,
-        recipe=recipe,
-        command=tuple(sys.argv),
+        recipe=cleaner.redact_json(recipe, leave=("redact_patterns",))[0],
+        command=cleaner.redact_arguments(sys.argv),
         working_folder=str(here),
-        commit=commit,
-        diff_hash=diff_hash,
+        commit=code.commit,
+        diff_hash=code.diff_hash,
+        diff=None if code.diff is None else cleaner.redact(code.diff)[0],
         python=platform.python_version(),
         platform=platform.platform(),
         host=platform.node(),
@@ -122,29 +147,65 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _code_state(folder: Path) -> tuple[str | None, str | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Code:
+    """What version control says of the working folder; all None outside of it."""
+
+    commit: str | None = None
+    diff_hash: str | None = None
+    diff: str | None = None
+
+
+def _code_state(folder: Path, run_folder: Path | None) -> _Code:
     top = _git(folder, "rev-parse", "--show-toplevel")
     if top is None:
-        return None, None
-    root = Path(top.decode(errors="replace").strip())
+        return _Code()
+    root = Path(os.fsdecode(top.removesuffix(b"\n")))
     commit = _git(root, "rev-parse", "HEAD")
-    diff = _git(root, "diff", "HEAD", "--binary") if commit is not None else b""
-    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
-    digest = hashlib.sha256(diff or b"")
-    names = sorted(filter(None, (untracked or b"").split(b"\0")))
-    for name in names:
-        digest.update(b"\0" + name + b"\0")
-        digest.update(_contents(root / os.fsdecode(name)))
-    changed = bool(diff or names)
-    return (commit.decode().strip() if commit else None), (digest.hexdigest() if changed else "")
+    # Without --binary a changed binary file is its hash, not its bytes.
+    changes = b""
+    if commit is not None:
+        changes = _git(root, "diff", "HEAD", "--full-index", "--no-color", "--no-ext-diff") or b""
+    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z") or b""
+    names = sorted(filter(None, listed.split(b"\0")))
+    own = _own_files(root, run_folder)
+    untracked = [
+        b"untracked " + name + b" " + _state_of(root / os.fsdecode(name)) + b"\n"
+        for name in names
+        if own is None or not (root / os.fsdecode(name)).is_relative_to(own)
+    ]
+    diff = changes + b"".join(untracked)
+    return _Code(
+        commit=commit.decode().strip() if commit else None,
+        diff_hash=hashlib.sha256(diff).hexdigest() if diff else "",
+        diff=_bounded(diff),
+    )
 
 
-def _contents(path: Path) -> bytes:
+def _own_files(root: Path, run_folder: Path | None) -> Path | None:
+    """Return the folder whose untracked files are runs, not code: the run folder's parent, unless all code is in it."""
+    if run_folder is None:
+        return None
+    real = run_folder.resolve()
+    return real if root.resolve().is_relative_to(real.parent) else real.parent
+
+
+def _state_of(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            return b"link to " + os.fsencode(path.readlink())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > HASHED_BYTES:
+            return f"{found.st_size} bytes, modified {found.st_mtime_ns}".encode()
+        return hashlib.sha256(path.read_bytes()).hexdigest().encode()
     except OSError:
         return b"unreadable"
+
+
+def _bounded(diff: bytes) -> str:
+    kept = diff if len(diff) <= DIFF_BYTES else diff[: diff.rfind(b"\n", 0, DIFF_BYTES) + 1]
+    cut = f"[cut: {len(diff) - len(kept)} of {len(diff)} bytes]\n" if len(kept) < len(diff) else ""
+    return kept.decode(errors="replace") + cut
 
 
 def _packages() -> dict[str, str]:

@@ -13,7 +13,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from hotpot.errors import RunFolderError, UsageError
+from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.manifest import Manifest, read_manifest
 from hotpot.experience.schema import COLUMNS, SCHEMAS
@@ -39,11 +39,17 @@ class RunReader:
 
     @classmethod
     def open(cls, run_folder: Path | str) -> Self:
-        """Open a run folder. Raises :class:`RunFolderError` where there is none, or it isn't one."""
+        """Open a run folder. Raises :class:`RunFolderError` where there is none, it isn't one, or of another schema."""
         folder = Path(run_folder)
         if not folder.is_dir():
             raise RunFolderError(f"run folder {folder} does not exist; `hotpot runs` lists those there are")
-        return cls(folder, read_manifest(folder))
+        manifest = read_manifest(folder)
+        if manifest.schema_version != SCHEMA_VERSION:
+            raise RunFolderError(
+                f"{folder} keeps schema version {manifest.schema_version}, this release reads {SCHEMA_VERSION}; "
+                "read it with the release that wrote it"
+            )
+        return cls(folder, manifest)
 
     def sql(self, query: str, params: Parameters | None = None) -> pa.Table:
         """Return the result of one SELECT (DuckDB's SQL) over the tables of :data:`hotpot.types.TABLES`.
@@ -82,7 +88,12 @@ class RunReader:
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
         snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
         with duckdb.connect(":memory:") as database:
-            _prepare(database, snapshot)
+            try:
+                _prepare(database, snapshot)
+            except duckdb.Error as error:
+                raise StoreError(
+                    f"can't read the lake of {self.run_folder}: {error}; restore what is damaged from a copy"
+                ) from error
             try:
                 statements = database.extract_statements(query)
                 if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:

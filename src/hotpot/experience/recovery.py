@@ -17,6 +17,7 @@ from hotpot.experience.schema import from_table
 from hotpot.experience.wal import (
     Frame,
     Position,
+    last_written,
     read_segment,
     segment_numbers,
     segment_path,
@@ -32,7 +33,7 @@ OWNER_DIED = "owner_died"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What was found: segments still to be archived, the number for the next one, and what had to be mended."""
+    """What was found: log segments still to be archived, the number for the next one, and what had to be mended."""
 
     sealed: tuple[int, ...]
     next_segment: int
@@ -54,12 +55,13 @@ def recover(log_folder: Path, ledger: Ledger, watermark: int) -> Recovered:
         segment_path(log_folder, number).unlink()
     waiting = [number for number in numbers if number > watermark]
     _check_complete(log_folder, waiting, watermark, applied)
+    last = last_written(log_folder, waiting)
     sealed: list[int] = []
     frames_applied = torn = 0
     for number in waiting:
         path = segment_path(log_folder, number)
         known = applied.offset if applied.segment == number else 0
-        segment = read_segment(path, sealed=number != waiting[-1], acknowledged_bytes=known)
+        segment = read_segment(path, sealed=number < last, acknowledged_bytes=known)
         torn += segment.torn_bytes
         for frame in segment.frames:
             if frame.end > applied:
@@ -88,7 +90,7 @@ def recover(log_folder: Path, ledger: Ledger, watermark: int) -> Recovered:
 def event(recovered: Recovered, ledger: Ledger, run_id: str) -> EventRow:
     """Return the event that tells of a recovery."""
     detail: dict[str, Any] = {
-        "segments": len(recovered.sealed),
+        "log_segments": len(recovered.sealed),
         "frames_applied": recovered.frames_applied,
         "attempts_dropped": recovered.attempts_dropped,
         "torn_bytes": recovered.torn_bytes,
@@ -106,7 +108,7 @@ def event(recovered: Recovered, ledger: Ledger, run_id: str) -> EventRow:
 
 
 def _check_complete(log_folder: Path, waiting: list[int], watermark: int, applied: Position) -> None:
-    # Segments are numbered without gaps, so one that is neither here nor in the lake was lost.
+    # Log segments are numbered without gaps, so one that is neither here nor in the lake was lost.
     last = max(applied.segment, *waiting, 0) if waiting else applied.segment
     missing = sorted(set(range(watermark + 1, last + 1)) - set(waiting))
     if missing:

@@ -1,15 +1,18 @@
 """Secrets in text, found by pattern and replaced, before a model or a log sees them.
 
-Owns the patterns. Knows no record: it maps text to text. A match becomes ``[redacted:<kind>]``; where a name stands
+Owns the patterns. Knows no record: it maps text to text, and JSON to JSON. A match becomes ``[redacted:<kind>]``; where a name stands
 before the secret (``password=...``) the name stays. Patterns find what looks like a secret, not what is one: they
 are a net under carelessness, no wall against malice.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hotpot.errors import RecipeError
+from hotpot.ids import canonical_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,9 @@ class SecretPattern:
 def _known(kind: str, pattern: str, *hints: str) -> SecretPattern:
     return SecretPattern(kind=kind, pattern=re.compile(pattern), hints=hints)
 
+
+_SECRET_NAME = r"[a-z0-9_.-]*(?:password|passwd|pwd|secret|api[_-]?key|access[_-]?key|auth[_-]?token)"
+_IS_SECRET_NAME = re.compile(_SECRET_NAME, re.IGNORECASE)
 
 PATTERNS: tuple[SecretPattern, ...] = (
     _known(
@@ -46,7 +52,7 @@ PATTERNS: tuple[SecretPattern, ...] = (
     _known("url_password", r"(?P<keep>\b[a-z][a-z0-9+.-]*://[^\s/:@]+:)(?!\[redacted:)[^\s/@]+(?=@)", "://"),
     _known(
         "password",
-        r"(?P<keep>\b(?i:[a-z0-9_.-]*(?:password|passwd|pwd|secret|api[_-]?key|access[_-]?key|auth[_-]?token))"
+        rf"(?P<keep>\b(?i:{_SECRET_NAME})"
         r"[\"']?\s*[=:]\s*)(?!\[redacted:)(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s,;&\"']+)",
         "password", "passwd", "pwd", "secret", "key", "token",
     ),
@@ -74,6 +80,42 @@ class Redactor:
             text, found = known.pattern.subn(_replacement(known), text)
             count += found
         return text, count
+
+    def redact_named(self, name: str, value: str) -> tuple[str, int]:
+        """As :meth:`redact` for the value of ``name``, which is a secret as a whole where the name says so."""
+        if value and _IS_SECRET_NAME.fullmatch(name) and not value.startswith("[redacted:"):
+            return "[redacted:password]", 1
+        return self.redact(value)
+
+    def redact_json(self, text: str, *, leave: Sequence[str] = ()) -> tuple[str, int]:
+        """As :meth:`redact` for a JSON text, value by value so that it stays JSON; other text is taken as text.
+
+        What stands under a key named in ``leave`` stays. The text comes back as it was where nothing is replaced.
+        """
+        try:
+            cleaned, count = self._redact_value("", json.loads(text), frozenset(leave))
+            return (canonical_json(cleaned), count) if count else (text, 0)
+        except (ValueError, RecursionError):
+            return self.redact(text)
+
+    def redact_arguments(self, arguments: Sequence[str]) -> tuple[str, ...]:
+        """Return a command line with its secrets replaced, also where ``--password`` and its value are two words."""
+        names = ["", *(word.lstrip("-") if word.startswith("-") else "" for word in arguments)]
+        return tuple(self.redact_named(name, word)[0] for name, word in zip(names, arguments, strict=False))
+
+    def _redact_value(self, name: str, value: Any, leave: frozenset[str]) -> tuple[Any, int]:
+        if isinstance(value, str):
+            return self.redact_named(name, value)
+        if isinstance(value, list):
+            parts = [self._redact_value(name, item, leave) for item in value]
+            return [part for part, _ in parts], sum(count for _, count in parts)
+        if isinstance(value, dict):
+            found = {
+                key: (item, 0) if key in leave else self._redact_value(key, item, leave)
+                for key, item in value.items()
+            }
+            return {key: part for key, (part, _) in found.items()}, sum(count for _, count in found.values())
+        return value, 0
 
 
 def _replacement(known: SecretPattern) -> str:

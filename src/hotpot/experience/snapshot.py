@@ -20,7 +20,7 @@ from hotpot.errors import StoreError
 from hotpot.experience.lake import Lake
 from hotpot.experience.ledger import read_not_logged
 from hotpot.experience.schema import SCHEMAS, to_table
-from hotpot.experience.wal import Segment, read_segment, segment_numbers, segment_path
+from hotpot.experience.wal import LogSegment, last_written, read_segment, segment_numbers, segment_path
 
 LOOK_AGAIN_S = 30.0
 """Longest time spent on looking again because the archive was faster."""
@@ -58,7 +58,7 @@ def take_snapshot(run_folder: Path, run_id: str, lake: Lake, tables: Iterable[st
     return Snapshot(watermark=watermark, tables=found, unlogged=to_table("attempts", unlogged))
 
 
-def _tail(log_folder: Path, lake: Lake) -> tuple[int, list[Segment]]:
+def _tail(log_folder: Path, lake: Lake) -> tuple[int, list[LogSegment]]:
     deadline = time.monotonic() + LOOK_AGAIN_S
     watermark = lake.watermark()
     while True:
@@ -73,20 +73,18 @@ def _tail(log_folder: Path, lake: Lake) -> tuple[int, list[Segment]]:
             )
 
 
-def _read_above(log_folder: Path, watermark: int) -> list[Segment] | None:
-    """Return the segments above the watermark, or None where one was taken to the lake meanwhile."""
+def _read_above(log_folder: Path, watermark: int) -> list[LogSegment] | None:
+    """Return the log segments above the watermark, or None where one was taken to the lake meanwhile."""
     numbers = [number for number in segment_numbers(log_folder) if number > watermark]
-    segments = []
-    for number in numbers:
-        try:
-            # A writer that fell behind the next one's creation may still be sealing; torn bytes count as not there.
-            segments.append(read_segment(segment_path(log_folder, number), sealed=number != numbers[-1]))
-        except FileNotFoundError:
-            return None
-    return segments
+    try:
+        # What is torn at the end of the last one written is a frame that is just being written: not there yet.
+        last = last_written(log_folder, numbers)
+        return [read_segment(segment_path(log_folder, number), sealed=number < last) for number in numbers]
+    except FileNotFoundError:
+        return None
 
 
-def _table_tail(name: str, segments: list[Segment]) -> pa.Table:
+def _table_tail(name: str, segments: list[LogSegment]) -> pa.Table:
     schema = SCHEMAS[name]
     pieces = [
         pa.Table.from_arrays(table.columns, schema=schema)

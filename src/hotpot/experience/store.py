@@ -9,7 +9,8 @@
 Owns the order in which things become durable. Knows no model, environment or topology. Invariants:
 
 - one call, one log frame, one ledger transaction: after a crash each call happened wholly or not at all;
-- what was acknowledged survives the process's death (``acknowledge = "log"``) or is in the lake (``"lake"``);
+- what was acknowledged survives the process's death (``acknowledge = "log"``) or is in the lake (``"lake"``): rows of
+  every kind that :meth:`ExperienceStore.append`, ``record`` and ``record_update`` take;
 - an attempt's trajectories are accepted or refused together;
 - all rows of a run carry its id and this release's schema version.
 """
@@ -17,8 +18,9 @@ Owns the order in which things become durable. Knows no model, environment or to
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +29,7 @@ import pyarrow as pa
 from hotpot.config import StoreSection
 from hotpot.errors import RunFolderError, StoreError
 from hotpot.experience import recovery
-from hotpot.experience.admission import judge
+from hotpot.experience.admission import Judgement, judge
 from hotpot.experience.archive import Archive, Thresholds
 from hotpot.experience.gate import Refusal, quarantine_row
 from hotpot.experience.journal import Journal
@@ -44,13 +46,15 @@ from hotpot.experience.owner import OwnerLock
 from hotpot.experience.redact import Redactor
 from hotpot.experience.rules import Limits
 from hotpot.experience.schema import COLUMNS, group_rows, to_table
-from hotpot.experience.wal import segment_path
+from hotpot.experience.wal import segment_path, sync_folder
+from hotpot.timeline import Slice, Timeline
 from hotpot.types import (
     SCHEMA_VERSION,
     AttemptRow,
     ConsumptionRow,
     GroupRow,
     LearnedTokensRow,
+    QuarantineRow,
     Trajectory,
     UpdateRow,
 )
@@ -67,6 +71,7 @@ _REDACTED_COLUMNS = {
     "versions": ("manifest", "sources"),
     "quarantine": ("detail", "payload"),
 }
+_JSON_COLUMNS = frozenset({"detail", "manifest", "sources"})
 
 # What a process killed before it wrote its manifest leaves: nothing worth keeping.
 _BARE = frozenset({"owner.lock", MANIFEST_DRAFT})
@@ -104,6 +109,7 @@ class ExperienceStore:
         limits: Limits,
         lock: OwnerLock,
         redactor: Redactor,
+        timeline: Timeline | None = None,
     ) -> None:
         self.run_folder = run_folder
         self._run_id = run_id
@@ -111,9 +117,15 @@ class ExperienceStore:
         self._limits = limits
         self._lock_file = lock
         self._redactor = redactor
+        self._timeline = timeline
+        self._span: Callable[[str], AbstractContextManager[None]] = (
+            timeline.span if timeline is not None else lambda _: nullcontext()
+        )
         self._guard = threading.RLock()
         self._closed = False
-        self.ledger = Ledger(run_folder / "control.sqlite", run_id)
+        self.ledger = Ledger(
+            run_folder / "control.sqlite", run_id, redact=lambda reason: redactor.redact(reason)[0]
+        )
         try:
             self._begin(run_folder / "wal", Lake(run_folder / "lake"))
         except BaseException:
@@ -121,7 +133,10 @@ class ExperienceStore:
             raise
 
     def _begin(self, log_folder: Path, lake: Lake) -> None:
-        recovered = recovery.recover(log_folder, self.ledger, lake.watermark())
+        watermark = lake.watermark()
+        if watermark:
+            lake.sync("segments")  # recovery deletes what is below it
+        recovered = recovery.recover(log_folder, self.ledger, watermark)
         self._archive = Archive(
             lake,
             thresholds=Thresholds(
@@ -136,6 +151,7 @@ class ExperienceStore:
             self.ledger,
             noted=self._archive.note,
             sealed=self._archive.add,
+            span=self._span,
         )
         for number in recovered.sealed:
             self._archive.add(segment_path(log_folder, number))
@@ -160,28 +176,47 @@ class ExperienceStore:
         seed: int = 0,
         num_threads: int = 0,
         resume: bool = False,
+        timeline: Timeline | None = None,
     ) -> Self:
         """Create the run folder, or with ``resume`` take over the one that is there (recovering it from a crash).
 
-        ``recipe`` (JSON), ``seed`` and ``num_threads`` go into the manifest of a new run. Raises
-        :class:`RunFolderError` where the folder exists (without ``resume``), is missing (with it), can't be written, or
+        ``recipe`` (JSON), ``seed`` and ``num_threads`` go into the manifest of a new run. ``timeline``, of the one thread
+        that calls the store, gets the spans ``gate``, ``log`` and ``ledger`` of each write; open them inside a ``whole``
+        span to count them under that. Raises :class:`hotpot.errors.RecipeError` where a pattern of
+        ``settings.redact_patterns`` can't work, before anything is made, :class:`RunFolderError` where the folder exists (without ``resume``), is missing (with it), can't be written, or
         has a living writer; :class:`StoreError` where what lies in it can't be recovered.
         """
         run_folder = Path(run_folder)
         redactor = Redactor(settings.redact_patterns)
         _prepare_folder(run_folder, resume=resume)
+        if not resume:
+            manifest = collect_manifest(
+                run_id=run_id,
+                recipe=recipe,
+                seed=seed,
+                num_threads=num_threads,
+                run_folder=run_folder,
+                redactor=redactor,
+            )
         lock = OwnerLock(run_folder)
         try:
             if resume:
                 _check_manifest(run_folder, run_id)
             else:
-                manifest = collect_manifest(run_id=run_id, recipe=recipe, seed=seed, num_threads=num_threads)
                 write_manifest(run_folder, manifest)
             for name in ("wal", "lake", "checkpoints", "logs"):
                 (run_folder / name).mkdir(exist_ok=True)
+            sync_folder(run_folder)
+            sync_folder(run_folder.parent)
             limits = Limits(run_id=run_id, vocabulary_size=vocabulary_size)
             return cls(
-                run_folder, run_id=run_id, settings=settings, limits=limits, lock=lock, redactor=redactor
+                run_folder,
+                run_id=run_id,
+                settings=settings,
+                limits=limits,
+                lock=lock,
+                redactor=redactor,
+                timeline=timeline,
             )
         except OSError as error:
             lock.release()
@@ -199,22 +234,15 @@ class ExperienceStore:
         """
         with self._guard:
             self._check_open()
-            judged = judge(trajectories, self._limits)
-            finished = dict.fromkeys((t.row.attempt_id for t in judged.accepted), "")
-            attempts = self.ledger.ended(finished, "finished") + self._dropped(judged.refused)
-            now = time.time_ns() // 1_000
-            quarantine = [
-                quarantine_row(t, refusal, run_id=self._run_id, time_us=now) for t, refusal in judged.refused
-            ]
-            tables: dict[str, pa.Table] = {}
-            if judged.accepted:
-                tables |= {"steps": judged.steps, "trajectories": judged.rows}
-            if quarantine:
-                tables["quarantine"] = to_table("quarantine", quarantine)
-            tables, redactions = self._redacted(tables)
+            with self._span("gate"):
+                judged = judge(trajectories, self._limits)
+                quarantine = self._quarantine(judged.refused)
+                tables, redactions = self._redacted(_accepted_and_refused(judged, quarantine))
+            with self._span("ledger"):
+                finished = dict.fromkeys((t.row.attempt_id for t in judged.accepted), "")
+                attempts = self.ledger.ended(finished, "finished") + self._dropped(judged.refused)
             self._journal.write(tables, attempts, batches=1)
-        if self._settings.acknowledge == "lake":
-            self.flush()
+        self._wait_for_lake()
         return AppendReport(
             accepted=tuple(t.row.trajectory_id for t in judged.accepted),
             quarantined=tuple((row.record_id, row.reason) for row in quarantine),
@@ -222,7 +250,7 @@ class ExperienceStore:
         )
 
     def record(self, rows: Iterable[Any]) -> None:
-        """Log rows of any tables but those with a call of their own, in one frame; returns once they are durable.
+        """Log rows of any tables but those with a call of their own, in one frame; returns once that is acknowledged.
 
         Raises :class:`StoreError` where a row is of no table, of a table with its own call, of another run or schema
         version, or holds a value of the wrong type.
@@ -235,8 +263,10 @@ class ExperienceStore:
             return
         with self._guard:
             self._check_open()
-            tables, _ = self._redacted(self._tables(grouped))
+            with self._span("gate"):
+                tables, _ = self._redacted(self._tables(grouped))
             self._journal.write(tables)
+        self._wait_for_lake()
 
     def record_update(
         self,
@@ -246,18 +276,21 @@ class ExperienceStore:
         consumptions: Sequence[ConsumptionRow],
         others: Iterable[Any] = (),
     ) -> None:
-        """Log one update with its groups, learned tokens and consumptions as one atomic frame.
+        """Log one update with its groups, learned tokens and consumptions as one atomic frame, acknowledged.
 
         ``others`` are further rows for the same frame (metrics, events, versions). Raises
         :class:`hotpot.errors.LedgerError` where the update's number was recorded before, or it consumes a trajectory
-        twice or one whose attempt did not finish; :class:`StoreError` as :meth:`record`.
+        twice or one on no finished attempt of this run; :class:`StoreError` as :meth:`record`.
         """
         grouped = group_rows([update, *groups, *learned, *consumptions, *others])
         with self._guard:
             self._check_open()
-            self.ledger.check_consumptions(consumptions, update.update)
-            tables, _ = self._redacted(self._tables(grouped))
+            with self._span("ledger"):
+                self.ledger.check_consumptions(consumptions, update.update)
+            with self._span("gate"):
+                tables, _ = self._redacted(self._tables(grouped))
             self._journal.write(tables, consumptions=consumptions, update=update.update)
+        self._wait_for_lake()
 
     def flush(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """Wait until everything appended so far is in the lake. Raises :class:`StoreError` where it does not get there."""
@@ -266,6 +299,19 @@ class ExperienceStore:
     def backlog(self) -> int:
         """Return how many log segments are sealed and not yet in the lake."""
         return self._archive.backlog()
+
+    def archive_slices(self) -> list[Slice]:
+        """Return what the archive thread did when, in seconds since the timeline given to :meth:`open` began.
+
+        Empty without a timeline.
+        """
+        if self._timeline is None:
+            return []
+        shift = self._timeline.elapsed_s - self._archive.timeline.elapsed_s
+        moved = [
+            replace(piece, start_s=piece.start_s + shift) for piece in list(self._archive.timeline.slices)
+        ]
+        return [piece for piece in moved if piece.start_s >= 0]
 
     def close(self) -> None:
         """End the run in order: leased attempts are dropped, everything is archived, the folder is let go.
@@ -300,6 +346,14 @@ class ExperienceStore:
         self._archive.check()
         self._journal.wait()
 
+    def _wait_for_lake(self) -> None:
+        if self._settings.acknowledge == "lake":
+            self.flush()
+
+    def _quarantine(self, refused: Sequence[tuple[Trajectory, Refusal]]) -> list[QuarantineRow]:
+        now = time.time_ns() // 1_000
+        return [quarantine_row(t, refusal, run_id=self._run_id, time_us=now) for t, refusal in refused]
+
     def _dropped(self, refused: Sequence[tuple[Trajectory, Refusal]]) -> list[AttemptRow]:
         reasons: dict[str, str] = {}
         for trajectory, refusal in refused:
@@ -330,12 +384,22 @@ class ExperienceStore:
     def _redact_column(self, table: pa.Table, name: str, column: str) -> tuple[pa.Table, int]:
         index = [c.name for c in COLUMNS[name]].index(column)
         texts: list[Any] = table.column(index).to_pylist()
-        cleaned = {text: self._redactor.redact(text) for text in set(texts)}
+        redact = self._redactor.redact_json if column in _JSON_COLUMNS else self._redactor.redact
+        cleaned = {text: redact(text) for text in set(texts)}
         count = sum(cleaned[text][1] for text in texts)
         if count == 0:
             return table, 0
         array = pa.array([cleaned[text][0] for text in texts], type=pa.string())
         return table.set_column(index, table.schema.field(index), array), count
+
+
+def _accepted_and_refused(judged: Judgement, quarantine: Sequence[QuarantineRow]) -> dict[str, pa.Table]:
+    tables: dict[str, pa.Table] = {}
+    if judged.accepted:
+        tables |= {"steps": judged.steps, "trajectories": judged.rows}
+    if quarantine:
+        tables["quarantine"] = to_table("quarantine", quarantine)
+    return tables
 
 
 def _prepare_folder(run_folder: Path, *, resume: bool) -> None:

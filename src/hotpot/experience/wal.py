@@ -1,6 +1,6 @@
-"""The write-ahead log: append-only segment files of checksummed frames, each frame one atomic unit.
+"""The write-ahead log: append-only files of checksummed frames, each frame one atomic unit.
 
-A segment ``wal/00000007.wal`` is a header of 32 bytes, then frames. A frame is a header of 32 bytes (magic, CRC-32 of
+A file is a log segment: ``wal/00000007.wal`` is a header of 32 bytes, then frames. A frame is a header of 32 bytes (magic, CRC-32 of
 header and payload, payload length, number of the frame) and a payload: the Arrow IPC streams of one or several tables.
 Everything is little-endian and aligned to 8 bytes, so that Arrow reads it where it lies.
 
@@ -13,11 +13,12 @@ Owns the bytes. Knows no record class and no ledger. Invariants:
 - Any number of readers may read while one writer appends.
 """
 
+import contextlib
 import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,12 @@ _ENTRY = struct.Struct("<HQ")
 _NAME = re.compile(r"(\d{8})\.wal")
 
 HEADER_BYTES = _SEGMENT_HEADER.size
-"""Bytes of a segment file before its first frame."""
+"""Bytes of a log segment before its first frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Position:
-    """A place in the log: the segment, and the offset in bytes behind a frame's end. Ordered as the log is."""
+    """A place in the log: the log segment, and the offset in bytes behind a frame's end. Ordered as the log is."""
 
     segment: int
     offset: int
@@ -64,8 +65,8 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Segment:
-    """What a segment file holds: its whole frames in order, the offset behind the last one, and the torn bytes after."""
+class LogSegment:
+    """What a log segment holds: its whole frames in order, the offset behind the last one, and the torn bytes after."""
 
     number: int
     frames: tuple[Frame, ...]
@@ -74,17 +75,29 @@ class Segment:
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Return the path of segment ``number`` under the log's folder."""
+    """Return the path of log segment ``number`` under the log's folder."""
     return folder / f"{number:08d}.wal"
 
 
 def segment_numbers(folder: Path) -> list[int]:
-    """Return the numbers of the segment files in the folder, ascending; none where the folder is missing."""
+    """Return the numbers of the log segments in the folder, ascending; none where the folder is missing."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
         return []
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def last_written(folder: Path, numbers: Sequence[int]) -> int:
+    """Return which of the log segments ``numbers`` (ascending) was written last: the only one that may have a torn tail.
+
+    Files behind it that hold no more than a header do not count: a writer makes the next file before it leaves this
+    one, and goes on here where that fails. -1 where none was written. Raises FileNotFoundError where one is gone.
+    """
+    for number in reversed(numbers):
+        if segment_path(folder, number).stat().st_size > HEADER_BYTES:
+            return number
+    return -1
 
 
 def sync_folder(folder: Path) -> None:
@@ -97,7 +110,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class WalWriter:
-    """Appends frames to one segment file. Not safe for several threads; the store holds its lock around it.
+    """Appends frames to one log segment. Not safe for several threads; the store holds its lock around it.
 
     Raises :class:`StoreError` where the file exists or can't be written.
     """
@@ -110,18 +123,33 @@ class WalWriter:
         self._broken: str | None = None
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            self._write([_SEGMENT_HEADER.pack(_SEGMENT_MAGIC, number, SCHEMA_VERSION)])
-            os.fsync(self._file)
-            sync_folder(folder)
+            self._begin(folder)
         except OSError as error:
             raise StoreError(
                 f"can't create log segment {self.path}: {error}; check space and rights"
             ) from error
 
+    def _begin(self, folder: Path) -> None:
+        try:
+            self._write([_SEGMENT_HEADER.pack(_SEGMENT_MAGIC, self.number, SCHEMA_VERSION)])
+            os.fsync(self._file)
+            sync_folder(folder)
+        except OSError:
+            # What is half made would be in the way of the next attempt.
+            os.close(self._file)
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            raise
+
     @property
     def position(self) -> Position:
         """The end of what was appended."""
         return Position(segment=self.number, offset=self._end)
+
+    @property
+    def broken(self) -> str | None:
+        """Why nothing can be appended any more; None while all is well."""
+        return self._broken
 
     def append(self, tables: Mapping[str, pa.Table]) -> Position:
         """Append one frame with all ``tables``, wait until it is on the device, and return its end.
@@ -176,12 +204,12 @@ class WalWriter:
             self._broken = f"a failed write could not be cut off: {cause}"
 
 
-def read_segment(path: Path, *, sealed: bool, acknowledged_bytes: int = 0) -> Segment:
-    """Return the frames of a segment file.
+def read_segment(path: Path, *, sealed: bool, acknowledged_bytes: int = 0) -> LogSegment:
+    """Return the frames of a log segment.
 
     ``sealed``: nothing may be torn (the file is not the last one, or was closed). ``acknowledged_bytes``: what is known
     to have been durable; a broken frame before it is damage too. Raises :class:`CorruptRecordError` on damage, naming
-    file and offset, and FileNotFoundError where the archive has taken the segment in the meantime.
+    file and offset, and FileNotFoundError where the archive has taken the log segment in the meantime.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -191,7 +219,7 @@ def read_segment(path: Path, *, sealed: bool, acknowledged_bytes: int = 0) -> Se
     number = int(path.stem)
     if size < HEADER_BYTES:
         _must_be_torn(path, 0, size, sealed=sealed, acknowledged_bytes=acknowledged_bytes)
-        return Segment(number=number, frames=(), end_bytes=0, torn_bytes=size)
+        return LogSegment(number=number, frames=(), end_bytes=0, torn_bytes=size)
     magic, written_number, version = _SEGMENT_HEADER.unpack(data.slice(0, HEADER_BYTES))
     if magic != _SEGMENT_MAGIC or written_number != number:
         raise CorruptRecordError(f"{path} does not begin like log segment {number}; restore it from a copy")
@@ -205,11 +233,11 @@ def read_segment(path: Path, *, sealed: bool, acknowledged_bytes: int = 0) -> Se
     if end < size:
         _must_be_torn(path, end, size, sealed=sealed, acknowledged_bytes=acknowledged_bytes)
         _must_be_last(path, data, end, size)
-    return Segment(number=number, frames=frames, end_bytes=end, torn_bytes=size - end)
+    return LogSegment(number=number, frames=frames, end_bytes=end, torn_bytes=size - end)
 
 
 def truncate_segment(path: Path, end_bytes: int) -> None:
-    """Cut the torn tail off a segment file, durably."""
+    """Cut the torn tail off a log segment, durably."""
     with path.open("r+b") as file:
         file.truncate(end_bytes)
         os.fsync(file.fileno())

@@ -23,7 +23,8 @@ def imitate(
 ) -> list[float]:
     """Train ``decoder`` in place, one AdamW step a batch; return the loss of each, in nats per loss token.
 
-    The learning rate rises linearly over a tenth of ``settings.steps``, then falls by a cosine to a tenth of its peak.
+    The learning rate rises linearly over a tenth of ``settings.steps``, stays, and falls over the last quarter to a tenth
+    of its peak: copying is learned at once, at some step while the rate is high.
     Raises :class:`LearnerError` on a loss or gradient that is not finite, before it reaches the weights.
     """
     optimizer = torch.optim.AdamW(
@@ -49,11 +50,11 @@ def imitate(
 
 
 def _schedule(step: int, steps: int) -> float:
-    warmup = max(1, steps // 10)
+    """Return the rate's share of its peak: up over a tenth, level, down over the last quarter to a tenth."""
+    warmup, fall = max(1, steps // 10), max(1, steps // 4)
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
+    return min(1.0, 0.1 + 0.9 * (steps - step) / fall)
 
 
 def _members(sequences: Sequence[TrainingSequence]) -> list[BatchSequence]:

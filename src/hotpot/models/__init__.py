@@ -1,4 +1,4 @@
-"""The policy's forward pass, its weights, its tokenizer, and the folders they live in."""
+"""The policy's forward pass (the learner's, and what every engine must agree with), its weights, its tokenizer, and the folders they live in."""
 
 from hotpot.models.decoder import Decoder, DecoderConfig, KeyValueCache
 from hotpot.models.files import load_decoder, save_model

@@ -1,6 +1,8 @@
-"""The policy's forward pass: a compact decoder of the Llama/Qwen family, used by the engine and the learner alike.
+"""The policy's forward pass: a compact decoder of the Llama/Qwen family. The learner computes with it.
 
-Owns the mathematics from token ids to logits, and the layout of the key/value cache. Knows nothing of sampling,
+It defines the mathematics: the embedded engine computes the same with packed weights and a cache of its own
+(:mod:`hotpot.engine.embedded_forward`), and tests hold the two to each other. Owns the mathematics from token ids to
+logits, and a plain key/value cache. Knows nothing of sampling,
 losses or files. Parameter names are those of transformers (without the leading ``model.``), so weights travel
 unchanged. Sources: RMSNorm (arXiv:1910.07467), rotary embedding (arXiv:2104.09864), SwiGLU (arXiv:2002.05202),
 grouped-query attention (arXiv:2305.13245), q/k norm as in Qwen3 (arXiv:2505.09388).

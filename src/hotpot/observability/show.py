@@ -174,7 +174,7 @@ def _step_text(step: dict[str, Any], decode: Decode, low_probability: float, *, 
             low = logprob < least
             text.append(piece.translate(_VISIBLE), style=f"{style} {_LOW_STYLE}" if low else style)
             if low:
-                text.append(f"⟨{math.exp(logprob):.2g}⟩", style="dim red")
+                text.append(f"‹{math.exp(logprob):.2g}›", style="dim red")
     return text
 
 

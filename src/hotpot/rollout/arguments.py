@@ -49,7 +49,8 @@ def write_compact_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str:
     """Return ``call`` as ``name(key=value, ...)``. ValueError where a key is no identifier."""
     kinds = _kinds(call.name, tools)
     pairs = [
-        f"{key}={_write_value(value, kinds.get(key, _ANY))}" for key, value in json.loads(call.arguments).items()
+        f"{key}={_write_value(value, kinds.get(key, _ANY))}"
+        for key, value in json.loads(call.arguments).items()
     ]
     return f"{call.name}({', '.join(pairs)})"
 

@@ -6,7 +6,8 @@
                  ▲    │ environment broke                     │
                  └────┘ a fresh try, then dropped ◄───────────┘ answers go back to their episodes
 
-Consumes plans; produces trajectories; waits for the engine only, at most ``deadline_s`` for one request. Owns the
+Consumes plans; produces trajectories; waits for the engine only, at most ``deadline_s`` for one request. Waiting is
+counted in seconds the engine worked, so neither environments nor the taker of the trajectories are taken for it. Owns the
 attempts of a rollout: each ends as finished (its trajectory is stored by whoever takes it), failed or dropped. Knows no
 topology, store or learner. One thread; the order of everything follows from plans and engine alone.
 """
@@ -33,7 +34,7 @@ Redact = Callable[[str], tuple[str, int]]
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """An episode whose request is out, since when."""
+    """An episode whose request is out, and how long the engine had worked when it went."""
 
     episode: Episode
     since_s: float
@@ -65,8 +66,9 @@ class Rollout:
     ----------
     sampling: frozen parameters of each purpose; neither plans nor environments can change them.
     system_prompt: told before the opening messages; by default the environment's own.
+    redact: maps text of an environment (messages, reasons of failures) to text without secrets and their number.
     deterministic: no decision hangs on the clock (``max_seconds`` is not applied).
-    deadline_s: longest wait for one generation; then the engine counts as broken.
+    deadline_s: how long the engine may work while one request is out; then it counts as broken.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Rollout:
         self._clock = clock or Clock()
         self._deadline_s = deadline_s
         self._abandoned: set[str] = set()
-        self._paused_s = 0.0
+        self._worked_s = 0.0
 
     def collect(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> Iterator[list[Trajectory]]:
         """Run all plans for ``purpose`` and yield trajectories as they finish, those of one engine step together.
@@ -109,7 +111,7 @@ class Rollout:
         A plan whose environment breaks is tried again in a fresh one, with the same random numbers, up to
         ``max_attempts`` times, then dropped and counted: there may be fewer trajectories than plans. Time is counted
         as ``generate``, ``environment`` and ``store`` (ledger). If the iterator is closed early, or anything raises,
-        open attempts are dropped and their environments closed.
+        attempts whose trajectories were not yielded are dropped and their environments closed.
 
         Raises :class:`EngineError` where the engine does not answer, or answers what was not asked.
         """
@@ -121,18 +123,16 @@ class Rollout:
                 self.counts.engine_steps += 1
                 self.counts.requests_in_engine += len(work.flights)
                 with self._timeline.span("generate"):
+                    began_s = self._clock.now_s()
                     generations = self._engine.step()
+                    self._worked_s += self._clock.now_s() - began_s
                 with self._timeline.span("environment"):
                     for generation in generations:
                         self._deliver(generation, work)
-                self._check_deadline(work)
                 if work.finished:
-                    ready, work.finished = work.finished, []
-                    with self._timeline.span("environment"):
-                        trajectories = [episode.trajectory() for episode in ready]
-                    paused_s = self._clock.now_s()
-                    yield trajectories
-                    self._paused_s += self._clock.now_s() - paused_s
+                    yield self._take_finished(work)
+                # Last, so that what finished in this step is out before a request that did not raises.
+                self._check_deadline(work)
         finally:
             self._abandon(work)
 
@@ -195,12 +195,13 @@ class Rollout:
             return
         episode = work.running = flight.episode
         try:
-            episode.receive(generation)
+            episode.receive(generation, waited_s=self._worked_s - flight.since_s)
         except EnvironmentFailure as failure:
             self._fail(episode, str(failure), work)
         else:
             if episode.finished:
-                self._finish(episode, work)
+                work.finished.append(episode)
+                self._close(episode)
             else:
                 self._submit(episode, work)
         work.running = None
@@ -210,17 +211,20 @@ class Rollout:
         if request is None:
             raise EngineError(f"episode {episode.attempt_id} has neither ended nor anything to ask")
         self._engine.submit(request)
-        work.flights[request.request_id] = _Flight(episode=episode, since_s=self._active_s())
+        work.flights[request.request_id] = _Flight(episode=episode, since_s=self._worked_s)
 
-    def _finish(self, episode: Episode, work: _Work) -> None:
-        work.finished.append(episode)
-        self.counts.finished += 1
-        self.counts.redactions += episode.num_redactions
-        self._close(episode)
+    def _take_finished(self, work: _Work) -> list[Trajectory]:
+        """Return the trajectories of the episodes at their end; from here on these count as finished."""
+        with self._timeline.span("environment"):
+            trajectories = [episode.trajectory() for episode in work.finished]
+        self.counts.finished += len(trajectories)
+        self.counts.redactions += sum(episode.num_redactions for episode in work.finished)
+        work.finished = []
+        return trajectories
 
     def _fail(self, episode: Episode, reason: str, work: _Work) -> None:
         """End the attempt; put a fresh one in line, or give the episode up."""
-        reason = readable(reason)
+        reason = self._without_secrets(reason)
         tally(self.counts.failures, reason)
         self._close(episode)
         tries = episode.attempt + 1
@@ -240,21 +244,23 @@ class Rollout:
             episode.close()
         except EnvironmentFailure as failure:
             # What happened in the episode stands; that its environment can't be closed is counted, and its owner's.
-            tally(self.counts.close_failures, str(failure))
+            tally(self.counts.close_failures, self._without_secrets(str(failure)))
+
+    def _without_secrets(self, reason: str) -> str:
+        """Return a reason fit for the ledger; redacted before it is cut, so that no half of a secret stays."""
+        text, count = self._redact(reason)
+        self.counts.redactions += count
+        return readable(text)
 
     def _check_deadline(self, work: _Work) -> None:
         for request_id, flight in work.flights.items():  # in order of submission, so the first waits longest
-            waited_s = self._active_s() - flight.since_s
+            waited_s = self._worked_s - flight.since_s
             if waited_s > self._deadline_s:
                 raise EngineError(
                     f"request {request_id!r} got no answer in {waited_s:.0f} s (deadline {self._deadline_s:.0f} s, "
                     f"{len(work.flights)} requests are out); look at the engine, or lower engine.max_concurrency"
                 )
             return
-
-    def _active_s(self) -> float:
-        """Return the time, less what the taker of the trajectories kept this rollout waiting."""
-        return self._clock.now_s() - self._paused_s
 
     def _abandon(self, work: _Work) -> None:
         """Close what is open and drop its attempts: the collection was stopped or something raised."""

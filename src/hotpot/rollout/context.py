@@ -1,7 +1,8 @@
-"""The tokens an episode has on record, and the proof that each new prompt extends them.
+"""The tokens an episode has on record, and the proof that each prompt handed out was exactly these.
 
-Invariant: every array handed out is read-only, and what is on record never changes; the chained hash of a segment is
-computed anew over the context before each request and compared with the chain over the recorded steps.
+The chain grows with each recorded chunk (what a step was given, what it sampled). :meth:`Context.prove` cuts the array
+that went to the engine at the same places and chains it anew, once the answer is there: equal hashes say that the
+engine's prompt is, token by token, the chunks that the steps of this segment record. Arrays handed out are read-only.
 """
 
 import numpy as np
@@ -34,23 +35,23 @@ class Context:
         )
 
     def add_prompt(self, prompt: Prompt) -> None:
-        """Extend the context by what was sampled and by ``prompt``, or begin a segment with a rewritten prompt.
-
-        Raises :class:`EngineError` where the tokens so far are no longer those on record.
-        """
+        """Extend the context by what was sampled and by ``prompt``, or begin a segment with a rewritten prompt."""
         if self._segment < 0 or isinstance(prompt, Rewrite):
             self._segment += 1
             self.tokens, self._chain, self._ends = prompt.tokens.copy(), "", []
         else:
             self.tokens = np.concatenate([self.tokens, self._sampled, prompt.tokens])
-            if _chain(self.tokens, self._ends) != self._chain:
-                raise EngineError(
-                    f"the context of {self._name} no longer extends its recorded tokens; an engine must not write into "
-                    "a request's prompt"
-                )
         self._sampled = prompt.tokens[:0]
         self.tokens.flags.writeable = False
         self._record(prompt.tokens)
+
+    def prove(self, prompt: NDArray[np.int32]) -> None:
+        """Raise :class:`EngineError` unless ``prompt`` (int32 ``[n]``, a request's) is what is on record, whole."""
+        if len(prompt) != self._ends[-1] or _chain(prompt, self._ends) != self._chain:
+            raise EngineError(
+                f"the prompt of {self._name}'s request is not its recorded tokens; an engine must not write into a "
+                "request's prompt"
+            )
 
     def add_sampled(self, tokens: NDArray[np.int32]) -> None:
         """Take what the model said; it joins the context with the next prompt."""

@@ -2,5 +2,8 @@
 
 ``records``   valid rows and trajectories with jitter
 ``engine``    a fake engine that samples from a script
+``environments``  a scripted environment that fails and misbehaves on request
+``coin``      a tiny environment that a tiny policy can play
 ``contracts_engine``  the contract of an engine, as functions
+``contracts_environment``  the contract of an environment, as functions
 """

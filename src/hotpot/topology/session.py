@@ -19,7 +19,7 @@ from hotpot.envs import BoundEnvironment
 from hotpot.errors import EnvironmentFailure
 from hotpot.evaluation import Evaluator
 from hotpot.experience import ExperienceStore, TrainingSequence, sequences
-from hotpot.learner import Learner, UpdateResult
+from hotpot.learner import Learner, NonFiniteError, UpdateResult
 from hotpot.models import PolicyTokenizer, use_threads
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
@@ -119,7 +119,12 @@ class Session:
             batch: list[TrainingSequence] = [
                 part for trajectory in learnable for part in sequences(trajectory)
             ]
-            return self.learner.update(batch, update=update, policy_version=self.progress.policy_version)
+            try:
+                return self.learner.update(batch, update=update, policy_version=self.progress.policy_version)
+            except NonFiniteError as error:
+                culprits = list(error.result.skipped_trajectories)
+                self.store.record([self.event("non_finite", {"update": update, "trajectories": culprits})])
+                raise
 
     def publish(self, update: int) -> list[Any]:
         """Serve the learner's weights as a new policy version; return the rows that say so."""
