@@ -121,7 +121,8 @@ class RolloutSection(Section):
     max_context_tokens: PositiveInt = 512
     """Tokens of an episode's whole context, then it ends with max_context."""
     max_seconds: PositiveFloat = 60.0
-    """Wall time of an episode, then it ends with max_seconds. Not applied in deterministic mode."""
+    """Time of an episode (its environment's, and the engine's while its request is out), then it ends with max_seconds
+    and is not learned from. Not applied in deterministic mode."""
     max_attempts: PositiveInt = 3
     """Tries at an episode whose environment fails, each in a fresh environment; then it is dropped and counted."""
 
@@ -241,7 +242,8 @@ class StoreSection(Section):
     acknowledge: Literal["log", "lake"] = "log"
     """When a trajectory counts as stored: in the fsynced log (survives the process), or committed to the lake."""
     redact_patterns: tuple[str, ...] = ()
-    """Further regular expressions whose matches in tool text are redacted before the model and the log see them."""
+    """Further regular expressions: matches in an environment's text and in reasons of failures are redacted before the
+    model and the log see them."""
 
 
 class CheckpointSection(Section):

@@ -9,7 +9,7 @@ for a threshold (batches, bytes), for the age limit, or for someone who calls :m
 :meth:`Archive.note` and :meth:`Archive.flush`. Knows no record class.
 
 Invariants: log segments are committed in order; one is deleted only after its watermark is published and durable; a failure
-is tried again with growing pauses and, once it has lasted, raised from :meth:`Archive.check` and :meth:`Archive.flush`
+that may pass is tried again with growing pauses; one that can't, or has lasted, is raised from :meth:`Archive.check` and :meth:`Archive.flush`
 (the records stay in the log meanwhile). When it runs changes only which log segment a record went through.
 """
 
@@ -103,7 +103,7 @@ class Archive:
             return len(self._sealed)
 
     def check(self) -> None:
-        """Raise :class:`StoreError` where archiving has failed persistently; nothing is lost, it lies in the log."""
+        """Raise :class:`StoreError` where archiving has failed for long or for good; nothing is lost, it lies in the log."""
         with self._wake:
             if self._failure is None:
                 return
@@ -191,6 +191,8 @@ class Archive:
                     self._wake.notify_all()
             self._drain()
         except (*LAKE_ERRORS, StoreError) as error:
+            if not _may_pass(error):
+                raise
             self._lake.forget()
             with self._wake:
                 self._failed(error)
@@ -221,6 +223,11 @@ class Archive:
 
     def _pause(self) -> float:
         return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, _LONGEST_DOUBLING)))
+
+
+def _may_pass(error: BaseException) -> bool:
+    # Storage that refused may take it later. What was found out here (another owner, damage, a failed sync) stays true.
+    return not isinstance(error, StoreError) or error.__cause__ is not None
 
 
 def archive_segment(lake: Lake, path: Path, timeline: Timeline) -> None:

@@ -151,7 +151,8 @@ def _types(schema: Any) -> frozenset[str]:
         return frozenset().union(*found) if all(found) else _ANY
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
-    return frozenset(kinds) if all(isinstance(one, str) for one in kinds) else _ANY
+    named = frozenset(one for one in kinds if isinstance(one, str))
+    return named if len(named) == len(kinds) else _ANY
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)

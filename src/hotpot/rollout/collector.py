@@ -126,7 +126,7 @@ class Rollout:
                     began_s = self._clock.now_s()
                     generations = self._engine.step()
                     self._worked_s += self._clock.now_s() - began_s
-                with self._timeline.span("environment"):
+                with self._timeline.span("environment", whole=True):
                     for generation in generations:
                         self._deliver(generation, work)
                 if work.finished:
@@ -146,6 +146,7 @@ class Rollout:
             deterministic=self._deterministic,
             system_prompt=self._system_prompt,
             redact=self._redact,
+            timeline=self._timeline,
         )
 
     def _launch(self, work: _Work) -> None:
@@ -159,7 +160,7 @@ class Rollout:
                 with self._timeline.span("store"):
                     self._attempts.lease([one.lease(work.rules.purpose) for one in block])
                 work.leased.extend(block)
-            with self._timeline.span("environment"):
+            with self._timeline.span("environment", whole=True):
                 while work.leased and len(work.flights) < capacity:
                     self._start(work.leased.popleft(), work)
 
@@ -215,7 +216,7 @@ class Rollout:
 
     def _take_finished(self, work: _Work) -> list[Trajectory]:
         """Return the trajectories of the episodes at their end; from here on these count as finished."""
-        with self._timeline.span("environment"):
+        with self._timeline.span("environment", whole=True):
             trajectories = [episode.trajectory() for episode in work.finished]
         self.counts.finished += len(trajectories)
         self.counts.redactions += sum(episode.num_redactions for episode in work.finished)

@@ -1,8 +1,9 @@
 """The tokens an episode has on record, and the proof that each prompt handed out was exactly these.
 
-The chain grows with each recorded chunk (what a step was given, what it sampled). :meth:`Context.prove` cuts the array
-that went to the engine at the same places and chains it anew, once the answer is there: equal hashes say that the
-engine's prompt is, token by token, the chunks that the steps of this segment record. Arrays handed out are read-only.
+Each recorded chunk (what a step was given, what it sampled) grows the hash chain that the steps carry, and a copy of its
+bytes that nobody else can reach. :meth:`Context.prove` compares the array that went to the engine, whole, with these
+bytes once the answer is there: so ``prefix_hash`` of a step is the chain over what the engine was really given, cut
+where the steps cut it. Arrays handed out are read-only.
 """
 
 import numpy as np
@@ -21,8 +22,8 @@ class Context:
         self.tokens: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self._name = name
         self._segment = -1
-        self._ends: list[int] = []
         self._chain = ""
+        self._recorded = b""
         self._sampled: NDArray[np.int32] = self.tokens
 
     def __len__(self) -> int:
@@ -38,7 +39,7 @@ class Context:
         """Extend the context by what was sampled and by ``prompt``, or begin a segment with a rewritten prompt."""
         if self._segment < 0 or isinstance(prompt, Rewrite):
             self._segment += 1
-            self.tokens, self._chain, self._ends = prompt.tokens.copy(), "", []
+            self.tokens, self._chain, self._recorded = prompt.tokens.copy(), "", b""
         else:
             self.tokens = np.concatenate([self.tokens, self._sampled, prompt.tokens])
         self._sampled = prompt.tokens[:0]
@@ -47,7 +48,7 @@ class Context:
 
     def prove(self, prompt: NDArray[np.int32]) -> None:
         """Raise :class:`EngineError` unless ``prompt`` (int32 ``[n]``, a request's) is what is on record, whole."""
-        if len(prompt) != self._ends[-1] or _chain(prompt, self._ends) != self._chain:
+        if prompt.tobytes() != self._recorded:
             raise EngineError(
                 f"the prompt of {self._name}'s request is not its recorded tokens; an engine must not write into a "
                 "request's prompt"
@@ -60,12 +61,4 @@ class Context:
 
     def _record(self, tokens: NDArray[np.int32]) -> None:
         self._chain = prefix_hash(tokens, extends=self._chain)
-        self._ends.append((self._ends[-1] if self._ends else 0) + len(tokens))
-
-
-def _chain(tokens: NDArray[np.int32], ends: list[int]) -> str:
-    chain, begin = "", 0
-    for end in ends:
-        chain = prefix_hash(tokens[begin:end], extends=chain)
-        begin = end
-    return chain
+        self._recorded += tokens.tobytes()

@@ -20,7 +20,7 @@ Whatever goes wrong in the environment raises :class:`EnvironmentFailure` instea
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from hotpot.rollout.prompt import Output, Prompt, Rewrite
 from hotpot.rollout.recorder import Provenance, Recorder, StepTimes, own
 from hotpot.rollout.seeds import environment_seed, sampling_seed
 from hotpot.rollout.tasks import EpisodePlan
+from hotpot.timeline import Timeline
 from hotpot.types import (
     EndReason,
     FinishReason,
@@ -65,6 +66,7 @@ class EpisodeRules:
     deterministic: bool
     system_prompt: str
     redact: Callable[[str], tuple[str, int]]
+    timeline: Timeline = field(default_factory=Timeline)
 
 
 class Episode:
@@ -174,7 +176,10 @@ class Episode:
         _check_generation(generation, request, output)
         self._context.prove(request.prompt)
         before_s = self._clock.now_s()
-        result = boundary.step(self._environment, output.action) if output.ended else None
+        result = None
+        if output.ended:
+            with self._rules.timeline.span("tools"):
+                result = boundary.step(self._environment, output.action)
         environment_s = self._clock.now_s() - before_s
         self._spent_s += waited_s + environment_s
         self._finished_us = self._clock.now_us()
