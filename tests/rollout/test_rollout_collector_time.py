@@ -63,7 +63,8 @@ def test_time_the_taker_spends_is_not_the_engines() -> None:
 def test_time_is_counted_by_span() -> None:
     timeline = Timeline(keep_slices=True)
     flat(make_rollout(FakeEngine(obedient), timeline=timeline).collect(make_plans(), Purpose.TRAINING))
-    assert {s.name for s in timeline.slices} == {"generate", "environment", "store"}
+    assert {s.name for s in timeline.slices} == {"generate", "environment", "tools", "store"}
+    assert "tools" not in timeline.totals()
 
 
 class Ticking(FakeEngine):

@@ -8,9 +8,9 @@ Owns one thread and the list of sealed log segments. Consumes those that are sea
 for a threshold (batches, bytes), for the age limit, or for someone who calls :meth:`Archive.flush`; is woken by
 :meth:`Archive.note` and :meth:`Archive.flush`. Knows no record class.
 
-Invariants: log segments are committed in order; one is deleted only after its watermark is published and durable; a failure
-that may pass is tried again with growing pauses; one that can't, or has lasted, is raised from :meth:`Archive.check` and :meth:`Archive.flush`
-(the records stay in the log meanwhile). When it runs changes only which log segment a record went through.
+Invariants: log segments are committed in order; one is deleted only after its watermark is published and durable; a
+failure that may pass is tried again with growing pauses; one that can't, or has lasted, is raised from
+:meth:`Archive.check` and :meth:`Archive.flush` (the records stay in the log meanwhile). When it runs changes only which log segment a record went through.
 """
 
 import threading

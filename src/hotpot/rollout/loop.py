@@ -56,7 +56,7 @@ class EpisodeRules:
     """What all episodes of a rollout for one purpose have in common.
 
     ``max_context_tokens`` is the smaller of the recipe's and the engine's. ``redact`` maps text of an environment to
-    text without secrets and the number of those it removed.
+    text without secrets and the number of those it removed. ``timeline`` gets a span ``tools`` for each step taken.
     """
 
     purpose: Purpose
