@@ -2,7 +2,7 @@
 
 To be read in one sitting. Shares no code with engine, rollout or learner: it imports records, environment and decoder.
 
-    python examples/reference_loop.py [--seed 0] [--updates 50]
+    python examples/reference_loop.py [--seed 0] [--updates 40]
 
 The algorithm: imitate a careless demonstrator, then repeat { sample 16 tasks x 8 episodes; advantage = reward minus the
 mean of the task's own episodes (arXiv:2503.20783); one pass of 4 clipped policy-gradient steps (arXiv:1707.06347) on the
@@ -11,7 +11,6 @@ tokens the model sampled, and on nothing else }.
 
 import argparse
 import json
-import math
 import random
 import re
 import time
@@ -29,7 +28,7 @@ from hotpot.types import Action, Message, Observation, Role, Split, Task, ToolCa
 
 MAX_STEPS, MAX_STEP_TOKENS, MAX_CONTEXT, LEARNING_RATE = 8, 48, 512, 3e-4
 SHAPE = {
-    "hidden_size": 128, "intermediate_size": 384, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4,
+    "hidden_size": 128, "intermediate_size": 384, "num_layers": 2, "num_heads": 4, "num_kv_heads": 1,
     "rope_theta": 1000.0, "max_context_tokens": MAX_CONTEXT, "initializer_range": 0.06,
 }  # fmt: skip
 ROLE_TOKEN = {Role.USER: "<|user|>", Role.TOOL: "<|tool|>"}
@@ -231,7 +230,7 @@ def descend(model: Decoder, optimizer: torch.optim.Optimizer, loss: Tensor) -> f
 
 def warm_start(environment: BoundEnvironment, *, seed: int, steps: int) -> tuple[Decoder, PolicyTokenizer]:
     """Make a tokenizer and a small model that imitates the careless demonstrator."""
-    batch, peak, warmup = 8, 3e-3, max(1, steps // 10)
+    batch, peak, warmup = 8, 1.5e-3, max(1, steps // 10)
     tasks = [environment.task(Split.TRAIN, seed + 1_000_003, index) for index in range(steps * batch)]
     shown = [demonstrate(environment, task, index) for index, task in enumerate(tasks)]
     corpus = [environment.system_prompt()]
@@ -249,8 +248,8 @@ def warm_start(environment: BoundEnvironment, *, seed: int, steps: int) -> tuple
     for step in range(steps):
         chosen = shown[step * batch : (step + 1) * batch]
         new, _, _, mask = token_logprobs(model, [transcript(tokenizer, environment, one) for one in chosen])
-        fall = 0.1 + 0.45 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
-        optimizer.param_groups[0]["lr"] = peak * min((step + 1) / warmup, fall)
+        fall = 0.1 + 0.9 * 4 * (steps - step) / steps
+        optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / warmup, fall)
         descend(model, optimizer, -new[mask].mean())
     return model, tokenizer
 
@@ -269,12 +268,12 @@ def transcript(tokenizer: PolicyTokenizer, environment: BoundEnvironment, shown:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--updates", type=int, default=50)
+    parser.add_argument("--updates", type=int, default=40)
     arguments = parser.parse_args()
     started, shuffle = time.perf_counter(), random.Random(arguments.seed)
     generator = torch.Generator().manual_seed(arguments.seed)
     environment = load_environment("order_desk", {})
-    model, tokenizer = warm_start(environment, seed=arguments.seed, steps=700)
+    model, tokenizer = warm_start(environment, seed=arguments.seed, steps=650)
     holdout = [environment.task(Split.HOLDOUT, arguments.seed, i) for i in range(512)]
 
     def success() -> float:
