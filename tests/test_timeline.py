@@ -35,7 +35,10 @@ def test_time_belongs_to_the_innermost_span_and_adds_up(clock: Clock) -> None:
     totals = timeline.totals()
     assert totals == {"other": 17, "a": 10, "b": 4}
     assert sum(totals.values()) == timeline.elapsed_s
-    assert [(s.name, s.start_s, s.length_s, s.depth) for s in timeline.slices] == [("b", 3, 4, 1), ("a", 1, 14, 0)]
+    assert [(s.name, s.start_s, s.length_s, s.depth) for s in timeline.slices] == [
+        ("b", 3, 4, 1),
+        ("a", 1, 14, 0),
+    ]
 
 
 def test_a_whole_span_keeps_what_is_inside(clock: Clock) -> None:

@@ -3,6 +3,7 @@
 Works on the ``versions`` tables and the manifests of the runs; neither run's packages need to be installed.
 """
 
+import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +57,22 @@ def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iter
         both = [key for key in keys if key in old and key in new]
         before, after = (_part(manifest, both) for manifest in (old, new))
         yield from _leaf_differences(part, before, after)
+    yield from _uncommitted(old.get("diff"), new.get("diff"))
+
+
+MAX_DIFF_LINES = 40
+"""Lines of a difference in uncommitted code that are shown; the manifests hold the rest."""
+
+
+def _uncommitted(old: str | None, new: str | None) -> Iterator[Difference]:
+    """Yield in which lines the uncommitted changes of two runs differ, where both manifests keep them."""
+    if old is None or new is None or old == new:
+        return
+    changed = list(difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""))[2:]
+    removed, added = (
+        [line[1:] for line in changed if line.startswith(sign)][:MAX_DIFF_LINES] for sign in ("-", "+")
+    )
+    yield Difference(part="code", where="uncommitted changes", old="\n".join(removed), new="\n".join(added))
 
 
 # The run's own name, command and folder differ always and change nothing.

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hotpot.config import Recipe
-from hotpot.errors import RunFolderError
-from hotpot.experience import RunReader, from_table, read_manifest
+from hotpot.errors import RecipeError, RunFolderError
+from hotpot.experience import Redactor, RunReader, from_table, read_manifest
 from hotpot.observability.files import replace_text
 from hotpot.topology.checkpoints import find_checkpoint, list_checkpoints
 from hotpot.topology.intake import IntakeCounts
@@ -80,9 +80,19 @@ def last_recipe(folder: Path) -> dict[str, Any]:
     return found
 
 
-def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """Keep ``recipe`` as what the run was told last, whole or not at all."""
-    replace_text(folder / RECIPE_NAME, [recipe.model_dump_json(indent=1), "\n"])
+def write_recipe(folder: Path, recipe: Recipe, redactor: Redactor) -> None:
+    """Keep ``recipe`` as what the run was told last, whole or not at all, its secrets replaced."""
+    text, _ = redactor.redact_json(recipe.model_dump_json(), leave=("redact_patterns",))
+    replace_text(folder / RECIPE_NAME, [text, "\n"])
+
+
+def check_complete(recipe: Recipe, folder: Path) -> None:
+    """Raise :class:`RecipeError` where a setting to resume with is a secret that was replaced when it was kept."""
+    for name, value in _settings(recipe.model_dump(mode="json")):
+        if isinstance(value, str) and value.startswith("[redacted:"):
+            raise RecipeError(
+                f"{name} of {folder} is a secret that was not kept ({value}); give it again as {name}=VALUE"
+            )
 
 
 def changed_settings(folder: Path, recipe: Recipe) -> dict[str, list[Any]]:

@@ -22,7 +22,7 @@ from hotpot.observability.summary import SummaryInputs, summarise, write_summary
 from hotpot.observability.trace import write_trace
 from hotpot.topology.checkpoints import list_checkpoints, point_at
 from hotpot.topology.halves import run_from_record, run_rollout_only
-from hotpot.topology.history import last_recipe
+from hotpot.topology.history import check_complete, last_recipe
 from hotpot.topology.session import Session
 from hotpot.topology.stopping import StopRequested, StopSignal
 from hotpot.topology.sync import run_sync
@@ -46,6 +46,7 @@ def train(
     console = console or Console(quiet=json_output)
     if resume is not None:
         _check_resumable(recipe)
+        check_complete(recipe, resume)
         run_id, folder = read_manifest(resume).run_id, resume
     else:
         run_id = recipe.run.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -182,4 +183,5 @@ def _finish(session: Session, status: str) -> None:
     if session.recipe.run.trace:
         timeline = session.timeline
         details = {"run_id": session.run_id, "dropped_slices": timeline.dropped_slices}
-        write_trace(session.folder / "trace.json", {"main loop": timeline.slices}, details=details)
+        threads = {"main loop": timeline.slices, "archive": session.store.archive_slices()}
+        write_trace(session.folder / "trace.json", threads, details=details)

@@ -78,10 +78,11 @@ def wire(
                 seed=recipe.run.seed,
                 num_threads=threads.learner,
                 resume=resume is not None,
+                timeline=timeline,
             )
         )
         if resume != EVALUATING:
-            write_recipe(folder, recipe)
+            write_recipe(folder, recipe, made.redactor)
         version = max(store.ledger.mark("policy_version"), foreign_version) + 1
         store.ledger.advance("policy_version", version)
         next_update, done = max(store.ledger.mark("update"), 0) + 1, len(history.updates)
