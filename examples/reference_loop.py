@@ -273,7 +273,7 @@ def main() -> None:
     started, shuffle = time.perf_counter(), random.Random(arguments.seed)
     generator = torch.Generator().manual_seed(arguments.seed)
     environment = load_environment("order_desk", {})
-    model, tokenizer = warm_start(environment, seed=arguments.seed, steps=650)
+    model, tokenizer = warm_start(environment, seed=arguments.seed, steps=900)
     holdout = [environment.task(Split.HOLDOUT, arguments.seed, i) for i in range(512)]
 
     def success() -> float:

@@ -83,7 +83,7 @@ class WarmstartSection(Section):
     """Standard deviation of the initial weights."""
     max_context_tokens: PositiveInt = 512
     """Longest context the model is built for."""
-    steps: PositiveInt = 650
+    steps: PositiveInt = 900
     """Optimiser steps."""
     batch_size: PositiveInt = 8
     """Demonstrations in an optimiser step."""
