@@ -69,10 +69,17 @@ def test_the_engine_gets_batches_and_the_ledger_blocks() -> None:
     assert log.blocks == [6, 6]
 
 
+def test_control_returns_after_every_engine_step() -> None:
+    engine = FakeEngine(obedient, max_concurrency=4, tokens_per_step=1)
+    batches = make_rollout(engine).collect(make_plans(), Purpose.TRAINING)
+    assert next(batches) == []
+    batches.close()
+
+
 def test_trajectories_come_out_as_they_finish() -> None:
     engine = FakeEngine(obedient, max_concurrency=4)
     batches = make_rollout(engine).collect(make_plans(), Purpose.TRAINING)
-    first = next(batches)
+    first = next(batch for batch in batches if batch)
     assert len(first) == 4
     assert len(engine.submitted) == 8
     assert len(flat(batches)) == 8

@@ -90,8 +90,9 @@ def make_plan(recipe: Recipe) -> Plan:
     sampled = min(rollout.max_steps * rollout.max_step_tokens, rollout.max_context_tokens)
     context = rollout.max_context_tokens
     steps = learner.epochs * learner.minibatches if learns else 0
-    settings = 2 if evaluation.greedy else 1
-    every = evaluation.every_updates
+    # A run that only collects measures nothing: its policy is the one it began with.
+    settings = (2 if evaluation.greedy else 1) if learns else 0
+    every = evaluation.every_updates if learns else 0
     # The evaluation "after" measures the last update, so a scheduled one there would only repeat it.
     scheduled = (topology.updates - 1) // every if every else 0
     per_scheduled = evaluation.num_tasks * settings
@@ -219,6 +220,8 @@ def _evaluation_lines(plan: Plan) -> tuple[_Row, ...]:
 
 
 def _checkpoints(recipe: Recipe) -> int:
+    if recipe.debug.mode == "rollout_only":
+        return 1
     every = recipe.checkpoint.every_updates
     between = (recipe.topology.updates - 1) // every if every else 0
     return 2 + min(between, recipe.checkpoint.keep)

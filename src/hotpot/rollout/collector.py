@@ -106,7 +106,9 @@ class Rollout:
         self._worked_s = 0.0
 
     def collect(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> Iterator[list[Trajectory]]:
-        """Run all plans for ``purpose`` and yield trajectories as they finish, those of one engine step together.
+        """Run all plans for ``purpose`` and yield, after every engine step, the trajectories that finished in it.
+
+        The list is empty where none did: whoever takes them is back in control after each step, and can stop there.
 
         A plan whose environment breaks is tried again in a fresh one, with the same random numbers, up to
         ``max_attempts`` times, then dropped and counted: there may be fewer trajectories than plans. Time is counted
@@ -129,8 +131,7 @@ class Rollout:
                 with self._timeline.span("environment", whole=True):
                     for generation in generations:
                         self._deliver(generation, work)
-                if work.finished:
-                    yield self._take_finished(work)
+                yield self._take_finished(work) if work.finished else []
                 # Last, so that what finished in this step is out before a request that did not raises.
                 self._check_deadline(work)
         finally:
