@@ -59,7 +59,7 @@ def wire(
     kept = list_checkpoints(folder) if resume else []
     first = checkpoint_folder(folder, kept[0]) if kept else None
     made = read_ingredients(recipe, model=history.source, first=first)
-    learner = _learner(recipe, made, history if resume != EVALUATING else History())
+    learner = _learner(recipe, made, history)
     source_run = recipe.debug.source_run if resume != EVALUATING else None
     if source_run is not None:
         check_source(source_run, recipe)
