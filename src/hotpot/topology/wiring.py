@@ -69,17 +69,7 @@ def wire(
     timeline = Timeline(keep_slices=recipe.run.trace)
     with ExitStack() as stack:
         store = stack.enter_context(
-            ExperienceStore.open(
-                folder,
-                run_id=run_id,
-                settings=recipe.store,
-                vocabulary_size=made.decoder.config.vocab_size,
-                recipe=recipe.model_dump_json(),
-                seed=recipe.run.seed,
-                num_threads=threads.learner,
-                resume=resume is not None,
-                timeline=timeline,
-            )
+            _open_store(recipe, made, folder, run_id, timeline, threads, resume=resume is not None)
         )
         if resume != EVALUATING:
             write_recipe(folder, recipe, made.redactor)
@@ -128,6 +118,29 @@ def wire(
         )
         _introduce(session, made, resume or "run_started", changed)
         yield session
+
+
+def _open_store(
+    recipe: Recipe,
+    made: Ingredients,
+    folder: Path,
+    run_id: str,
+    timeline: Timeline,
+    threads: Threads,
+    *,
+    resume: bool,
+) -> ExperienceStore:
+    return ExperienceStore.open(
+        folder,
+        run_id=run_id,
+        settings=recipe.store,
+        vocabulary_size=made.decoder.config.vocab_size,
+        recipe=recipe.model_dump_json(),
+        seed=recipe.run.seed,
+        num_threads=threads.learner,
+        resume=resume,
+        timeline=timeline,
+    )
 
 
 def _sampling(recipe: Recipe) -> dict[Purpose, SamplingParams]:
