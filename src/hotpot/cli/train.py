@@ -57,7 +57,29 @@ def train(
     if json_output:
         print_json({"run": finished, **(read_summary(finished) or {})})
     else:
-        typer.echo(f"run folder: {finished}")
+        typer.echo(closing_words(finished))
+
+
+def closing_words(run: Path) -> str:
+    """Return what is said at the end of a run: what hold-out success was and is, and how to look at the run."""
+    holdout = (read_summary(run) or {}).get("holdout", {})
+    lines = []
+    for when in ("before", "after"):
+        if found := holdout.get(when):
+            interval = f"[{found['low']:.3f}, {found['high']:.3f}]"
+            lines.append(
+                f"hold-out success {when}: {found['mean']:.3f} {interval} on {found['num_tasks']} tasks"
+            )
+    return "\n".join(
+        [
+            *lines,
+            f"run folder: {run}",
+            "look at it:",
+            f"  hotpot sql {run} 'select \"update\", success_rate, entropy from updates order by 1'",
+            f"  hotpot show {run} 0.0.0",
+            f"  hotpot lineage {run}",
+        ]
+    )
 
 
 def resolve_recipe(recipe: str | None, overrides: list[str], run: Path | None) -> "Recipe":
