@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SETTINGS
+from coin_recipe import SETTINGS
 
 from hotpot.experience import RunReader, open_run
 from hotpot.models import checksum, load_decoder

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import use_coin
+from coin_recipe import use_coin
 
 from hotpot.cli.main import main
 from hotpot.experience import ExperienceStore, Ledger
