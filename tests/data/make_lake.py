@@ -34,8 +34,15 @@ ROUNDS = 3
 
 def write(folder: Path, *, kill: bool) -> None:
     settings = StoreSection(archive_every_batches=1, archive_every_s=600.0)
-    store = ExperienceStore.open(folder, run_id="run", settings=settings, vocabulary_size=64, recipe='{"name": "stored"}')
-    store.record([make_row(VersionRow, kind="policy", version="1"), make_row(EventRow, kind="run_started", detail="{}")])
+    store = ExperienceStore.open(
+        folder, run_id="run", settings=settings, vocabulary_size=64, recipe='{"name": "stored"}'
+    )
+    store.record(
+        [
+            make_row(VersionRow, kind="policy", version="1"),
+            make_row(EventRow, kind="run_started", detail="{}"),
+        ]
+    )
     for issue in range(ROUNDS):
         store.ledger.advance("issue", issue)
         group = make_group(issue=issue, size=4, num_steps=3)
