@@ -8,6 +8,7 @@ Invariant: it never raises, whatever it is given; what it cannot make sense of i
 
 import dataclasses
 import enum
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -47,14 +48,19 @@ def check(trajectory: Trajectory, limits: Limits, *, proven: frozenset[str] = fr
 def quarantine_row(trajectory: Any, refusal: Refusal, *, run_id: str, time_us: int) -> QuarantineRow:
     """Return the quarantine record of whatever was refused, with the whole payload as JSON."""
     row = getattr(trajectory, "row", None)
+    claimed = getattr(row, "schema_version", None)
+    payload = payload_json(trajectory)
+    digest = hashlib.sha256(f"{time_us}\n{refusal.reason}\n{payload}".encode()).hexdigest()
     return QuarantineRow(
         run_id=run_id,
+        quarantine_id=digest[:16],
         record_kind="trajectories",
         record_id=readable(getattr(row, "trajectory_id", "")),
         producer=readable(getattr(row, "actor_id", "")),
         reason=refusal.reason,
         detail=readable(refusal.detail),
-        payload=payload_json(trajectory),
+        payload=payload,
+        payload_schema_version=claimed if type(claimed) is int else -1,
         time_us=time_us,
         schema_version=SCHEMA_VERSION,
     )

@@ -4,7 +4,7 @@ Owns the batch's fixed order and its hash, the deal of trajectories to optimiser
 passes that fit. Knows no model and no loss.
 
 A batch holds every *loss token* (a sampled token of a group with signal) once, in one flat numbering 0..N-1: sequences
-in the order of (group, trajectory, segment), tokens by position. Whatever is computed for loss tokens is an array
+in the order of (group, trajectory, segment, begin), tokens by position. Whatever is computed for loss tokens is an array
 ``[N]`` in that numbering.
 
 Invariants: order of arrival changes nothing; a trajectory's segments stay in one minibatch; the deal depends on
@@ -104,17 +104,24 @@ class MicroBatch:
     flat: NDArray[np.int64]
     num_padding: int
 
+    @property
+    def num_shared(self) -> int:
+        """Tokens that are not computed again because the rows share them."""
+        return len(self.prefix) * (len(self.tokens) - 1)
+
 
 def order_sequences(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
-    """Return ``sequences`` in the batch's order: by group, trajectory and segment, numbers inside ids as numbers."""
-    return sorted(sequences, key=lambda s: (natural_key(s.group_id), natural_key(s.trajectory_id), s.segment))
+    """Return ``sequences`` in the batch's order: by group, trajectory, segment and begin; numbers inside ids as numbers."""
+    return sorted(
+        sequences, key=lambda s: (natural_key(s.group_id), natural_key(s.trajectory_id), s.segment, s.begin)
+    )
 
 
 def build_batch(sequences: Sequence[TrainingSequence], advantages: Advantages) -> Batch:
     """Return the batch of those ``sequences`` that have loss tokens and whose group was kept.
 
     The hash covers, per sequence in order, the columns of ``learned_tokens``: tokens int32, mask int32, behaviour
-    log-probabilities float32 and advantages float32, the last two 0 under the mask.
+    log-probabilities float32 and advantages float32, the last two 0 under the mask; then its weight, float32 ``[1]``.
     """
     members: list[BatchSequence] = []
     owners: dict[str, int] = {}
@@ -144,6 +151,7 @@ def build_batch(sequences: Sequence[TrainingSequence], advantages: Advantages) -
         mask = np.zeros(len(m.sequence.tokens), dtype=np.int32)
         mask[m.loss_positions] = 1
         parts += [m.sequence.tokens.astype(np.int32), mask, m.per_token(behaviour), m.per_token(advantage)]
+        parts.append(np.array([m.sequence.weight], dtype=np.float32))
     return Batch(
         sequences=tuple(members),
         owners=tuple(owners),

@@ -84,12 +84,18 @@ class Learner:
         )
 
     def update(
-        self, sequences: Sequence[TrainingSequence], *, update: int, policy_version: int
+        self,
+        sequences: Sequence[TrainingSequence],
+        *,
+        update: int,
+        policy_version: int,
+        peers: Sequence[Member] = (),
     ) -> UpdateResult:
         """Learn one batch.
 
         ``sequences``: every segment of every trajectory collected for the update (dropped groups included, so that
-        their statistics are reported). ``policy_version``: the version of the weights as they stand now.
+        their statistics are reported). ``policy_version``: the version of the weights as they stand now. ``peers``:
+        members of the sequences' groups that are not learned from now but count in the baseline.
 
         Raises :class:`LearnerError` where a sequence cannot be learned from, :class:`NonFiniteError` with the update as
         far as it came where ``max_skipped_in_a_row`` optimiser steps were skipped one after the other.
@@ -98,7 +104,7 @@ class Learner:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
         config = self.decoder.config
         check_sequences(sequences, vocab_size=config.vocab_size, max_context_tokens=config.max_context_tokens)
-        advantages = self._advantages(sequences)
+        advantages = self._advantages(sequences, peers)
         batch = build_batch(sequences, advantages)
         staleness = policy_version - batch.policy_versions
         if len(staleness) and staleness.min() < 0:
@@ -160,12 +166,12 @@ class Learner:
         self.update_number, self.optimizer_steps = counters.update, counters.optimizer_steps
         self._skipped_in_a_row = list(counters.skipped_in_a_row)
 
-    def _advantages(self, sequences: Sequence[TrainingSequence]) -> Advantages:
+    def _advantages(self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]) -> Advantages:
         members = {
             s.trajectory_id: Member(trajectory_id=s.trajectory_id, group_id=s.group_id, reward=s.reward)
             for s in sequences
         }
-        return group_advantages(list(members.values()), self.settings.advantages)
+        return group_advantages([*members.values(), *peers], self.settings.advantages)
 
     def _result(
         self,
@@ -188,6 +194,7 @@ class Learner:
             num_tokens=batch.num_tokens,
             num_loss_tokens=batch.num_loss_tokens,
             num_padding_tokens=run.num_padding,
+            num_shared_tokens=run.num_shared,
             epochs=self.settings.epochs,
             steps=tuple(steps),
             learning_rate=self.learning_rate(update),
@@ -247,6 +254,8 @@ def _learned(batch: Batch, run: UpdateSteps) -> tuple[LearnedSequence, ...]:
                 trajectory_id=member.sequence.trajectory_id,
                 group_id=member.sequence.group_id,
                 segment=member.sequence.segment,
+                begin=member.sequence.begin,
+                weight=member.sequence.weight,
                 tokens=member.sequence.tokens,
                 loss_mask=mask.astype("int32"),
                 advantages=member.per_token(batch.advantages),

@@ -46,13 +46,16 @@ class LearnedSequence:
 
     ``tokens`` int32; ``loss_mask`` int32 (1 or 0); ``advantages``, ``returns``, ``old_logprobs``, ``new_logprobs``
     float32. ``returns`` is the trajectory's total reward (no discount, reward at the end). ``new_logprobs`` are at the
-    weights the update started from and at the training temperature. ``position`` counts sequences from 0.
+    weights the update started from and at the training temperature. ``position`` counts sequences from 0; ``begin`` and
+    ``weight`` are the sequence's own.
     """
 
     position: int
     trajectory_id: str
     group_id: str
     segment: int
+    begin: int
+    weight: float
     tokens: NDArray[np.int32]
     loss_mask: NDArray[np.int32]
     advantages: NDArray[np.float32]
@@ -80,7 +83,7 @@ class UpdateResult:
     """One update. With no group with signal ``steps`` and ``learned`` are empty and every mean is 0.
 
     Counts: ``num_tokens`` given and sampled tokens of the batch; ``num_padding_tokens`` padding that one pass over it
-    computes. Advantage and staleness are over the batch's loss tokens.
+    computes, ``num_shared_tokens`` those it computes once for several rows. Advantage and staleness are over the batch's loss tokens.
     """
 
     update: int
@@ -91,6 +94,7 @@ class UpdateResult:
     num_tokens: int
     num_loss_tokens: int
     num_padding_tokens: int
+    num_shared_tokens: int
     epochs: int
     steps: tuple[OptimizerStep, ...]
     learning_rate: float

@@ -31,7 +31,7 @@ PASS_TOKENS = 2048
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Minibatch:
     """What one optimiser step learns from. ``weights`` float64 ``[N]``: weight of each of the batch's loss tokens in the
-    step's mean, 0 for those of other minibatches."""
+    step's mean (times its trajectory's own weight), 0 for those of other minibatches."""
 
     epoch: int
     index: int
@@ -95,6 +95,11 @@ class UpdateSteps:
         """Padding tokens in one pass over the batch."""
         return sum(micro.num_padding for minibatch in self._plan[0] for micro in minibatch.micros)
 
+    @cached_property
+    def num_shared(self) -> int:
+        """Tokens that one pass over the batch computes once for several rows."""
+        return sum(micro.num_shared for minibatch in self._plan[0] for micro in minibatch.micros)
+
     def agreement(self, fresh: NDArray[np.bool_]) -> Agreement:
         """Compare the first pass with what the sampler recorded, over the loss tokens ``fresh`` bool ``[N]``."""
         if self._recompute:
@@ -115,7 +120,9 @@ class UpdateSteps:
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
         weights = np.zeros(self._batch.num_loss_tokens)
         flat = np.concatenate([np.arange(member.start, member.stop) for member in members])
-        weights[flat] = token_weights(mask, owners, self._settings.aggregation)[mask].numpy()
+        given = torch.tensor([member.sequence.weight for member in members], dtype=torch.float64)
+        shares = token_weights(mask, owners, self._settings.aggregation) * given[:, None]
+        weights[flat] = shares[mask].numpy()
         micros = cut(members, max_tokens=self._pass_tokens)
         return Minibatch(epoch=epoch, index=index, members=members, micros=micros, weights=weights)
 

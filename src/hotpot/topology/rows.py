@@ -59,6 +59,8 @@ def update_row(frame: UpdateFrame, collected: Sequence[Trajectory], result: Upda
         num_collected_tokens=sum(row.num_prompt_tokens + row.num_sampled_tokens for row in rows),
         num_loss_tokens=result.num_loss_tokens,
         num_padding_tokens=result.num_padding_tokens,
+        num_shared_tokens=result.num_shared_tokens,
+        num_replayed=0,
         epochs=result.epochs,
         optimizer_steps=len(result.taken),
         skipped_steps=result.skipped_steps,
@@ -140,6 +142,8 @@ def learned_rows(
             trajectory_id=learned.trajectory_id,
             group_id=learned.group_id,
             segment=learned.segment,
+            begin=learned.begin,
+            weight=learned.weight,
             tokens=learned.tokens,
             loss_mask=learned.loss_mask,
             advantages=learned.advantages,
@@ -159,6 +163,7 @@ def learned_rows(
 def consumption_rows(run_id: str, result: UpdateResult, *, source: str) -> list[ConsumptionRow]:
     """Return one row of table ``consumptions`` per trajectory that the update's loss fell on."""
     at_us = now_us()
+    weights = {learned.trajectory_id: learned.weight for learned in result.learned}
     return [
         ConsumptionRow(
             run_id=run_id,
@@ -166,10 +171,11 @@ def consumption_rows(run_id: str, result: UpdateResult, *, source: str) -> list[
             update=result.update,
             epochs=result.epochs,
             source=source,
+            weight=weight,
             time_us=at_us,
             schema_version=SCHEMA_VERSION,
         )
-        for trajectory_id in dict.fromkeys(learned.trajectory_id for learned in result.learned)
+        for trajectory_id, weight in weights.items()
     ]
 
 

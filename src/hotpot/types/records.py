@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of everything in this module. It grows by one with every change of a column that has landed."""
 
 
@@ -192,6 +192,10 @@ class UpdateRow:
     )
     num_loss_tokens: int = column("Sampled tokens the loss fell on", unit="tokens")
     num_padding_tokens: int = column("Padding computed", unit="tokens")
+    num_shared_tokens: int = column(
+        "Tokens not computed again in a pass because rows of it share them as a prefix", unit="tokens"
+    )
+    num_replayed: int = column("Trajectories in the loss that came from hot or cold", unit="trajectories")
     epochs: int = column("Passes over the batch", unit="epochs")
     optimizer_steps: int = column("Optimiser steps taken", unit="steps")
     skipped_steps: int = column("Optimiser steps skipped for a non-finite loss or gradient", unit="steps")
@@ -255,7 +259,12 @@ class LearnedTokensRow:
     trajectory_id: str = column("Trajectory")
     group_id: str = column("Group")
     segment: int = column("Segment of the trajectory")
-    tokens: NDArray[np.int32] = column("Tokens of the segment, given and sampled", unit="token ids")
+    begin: int = column(
+        "Place of the first token within the segment: above 0 where the segment was cut into pieces",
+        unit="tokens",
+    )
+    weight: float = column("Weight of the trajectory's tokens in the loss")
+    tokens: NDArray[np.int32] = column("Tokens of the piece, given and sampled", unit="token ids")
     loss_mask: NDArray[np.int32] = column("1 where the loss fell on the token, else 0")
     advantages: NDArray[np.float32] = column("Advantage at each token; 0 under the mask", unit="reward")
     returns: NDArray[np.float32] = column("Return at each token; 0 under the mask", unit="reward")
@@ -351,12 +360,14 @@ class QuarantineRow:
     """Table ``quarantine``: what the gate refused, with the reason and the whole payload."""
 
     run_id: str = column("Run")
+    quarantine_id: str = column("Id of this refusal, unique inside the run")
     record_kind: str = column("Table the record was meant for")
     record_id: str = column("Id of the record, as far as it could be read")
     producer: str = column("Actor that produced it")
     reason: str = column("Rule it broke, machine-readable: the rule's name")
     detail: str = column("The value, the rule and the remedy in words")
     payload: str = column("The record as JSON")
+    payload_schema_version: int = column("Schema version the record claimed; -1 where that can't be read")
     time_us: int = column("When", unit="microseconds since the epoch")
     schema_version: int = column("Version of this schema")
 
@@ -388,6 +399,9 @@ class ConsumptionRow:
     update: int = column("Update that used it")
     epochs: int = column("Passes over it inside the update", unit="epochs")
     source: str = column("fresh (just collected), hot or cold")
+    weight: float = column(
+        "Weight of the trajectory's tokens in the loss: 1, or what replay corrects its choice by"
+    )
     time_us: int = column("When", unit="microseconds since the epoch")
     schema_version: int = column("Version of this schema")
 
