@@ -216,6 +216,7 @@ class Archive:
         archive_segment(self._lake, path, self.timeline)
         path.unlink()
         sync_folder(path.parent)
+        reach("log_segment_deleted")
         with self._wake:
             self._sealed.pop(0)
             self._failure, self._failures = None, 0
