@@ -31,7 +31,7 @@ class TrackedRun:
         self.folder, self.run_id = folder, run_id
         self.promises = Promises()
         self.deaths = 0
-        self._settings, self._environment = settings, environment
+        self._settings, self.environment = settings, environment
         self._writer: KillableWriter | None = None
         self._issue = self._update = -1
         self._leased: dict[int, list[int]] = {}
@@ -45,7 +45,7 @@ class TrackedRun:
     def start(self, *, crash_at: tuple[str, int] | None = None, watch: bool = False) -> bool:
         """Start a process that opens, or takes over, the run; ``crash_at`` (place, count) is armed before that."""
         self._writer = KillableWriter(
-            self.folder, run_id=self.run_id, settings=self._settings, environment=self._environment
+            self.folder, run_id=self.run_id, settings=self._settings, environment=self.environment
         )
         self._leased.clear()
         try:
