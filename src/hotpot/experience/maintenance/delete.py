@@ -140,7 +140,7 @@ def _delete_rows(lake: Lake, table: str, column: str, trajectory_id: str) -> Non
 
 
 def _drop_caches(run_folder: Path) -> None:
-    for folder in sorted(run_folder.rglob(CACHE_FOLDER)):
+    for folder in (run_folder / CACHE_FOLDER, *sorted(run_folder.glob(f"*/{CACHE_FOLDER}"))):
         if folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder)
             reach("delete_cache")

@@ -67,7 +67,8 @@ def _blanked(folder: TableFolder, there: set[str]) -> Iterator[tuple[str, bytes]
         if not _ENTRY.fullmatch(path):
             continue
         actions = [json.loads(line) for line in folder.read(path).splitlines() if line.strip()]
-        if any([_blank(action, folder.own, there) for action in actions]):
+        changed = [_blank(action, folder.own, there) for action in actions]
+        if any(changed):
             lines = [json.dumps(action, ensure_ascii=False, separators=(",", ":")) for action in actions]
             yield path, ("\n".join(lines) + "\n").encode()
 

@@ -64,7 +64,11 @@ def vacuum(
         return [
             report
             for name in LAKE_TABLES
-            if (report := _vacuum_table(reader.lake, name, kept.get(name, ()), retention_hours, dry_run))
+            if (
+                report := _vacuum_table(
+                    reader.lake, name, kept.get(name, ()), retention_hours, dry_run=dry_run
+                )
+            )
         ]
 
 
@@ -79,7 +83,7 @@ def _kept_versions(lake: Lake, runs: list[str], keep_updates: int) -> dict[str, 
 
 
 def _vacuum_table(
-    lake: Lake, table: str, kept: tuple[int, ...], retention_hours: int, dry_run: bool
+    lake: Lake, table: str, kept: tuple[int, ...], retention_hours: int, *, dry_run: bool
 ) -> Vacuumed | None:
     handle, folder = lake.open_table(table), folder_of(lake, table)
     if handle is None or folder is None:
