@@ -10,7 +10,15 @@ from maintenance_runs import add_round, contents, make_run, open_store
 
 from hotpot.errors import RunFolderError, UsageError
 from hotpot.experience import open_run
-from hotpot.experience.maintenance import compact, copy_run, sizes, update_versions, vacuum, verify, write_export
+from hotpot.experience.maintenance import (
+    compact,
+    copy_run,
+    sizes,
+    update_versions,
+    vacuum,
+    verify,
+    write_export,
+)
 from hotpot.experience.maintenance.vacuum import SAFE_HOURS
 from hotpot.types import TABLES
 
@@ -65,7 +73,9 @@ def test_compaction_beside_a_writer_in_another_process(tmp_path):
 
 
 def test_vacuum_keeps_what_the_last_updates_used(run):
-    versions = {found.update: found.versions["steps"] for found in update_versions(open_run(run).lake, last=6)}
+    versions = {
+        found.update: found.versions["steps"] for found in update_versions(open_run(run).lake, last=6)
+    }
     assert versions == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6}
     compact(open_run(run))
     assert update_versions(open_run(run).lake, last=1)[0].versions["steps"] == 7  # the compacted one, as good
@@ -73,7 +83,8 @@ def test_vacuum_keeps_what_the_last_updates_used(run):
     young = vacuum(open_run(run))
     assert [report.files for report in young if report.files] == []
     told = {r.table: r for r in vacuum(open_run(run), retention_hours=0, keep_updates=2, dry_run=True)}
-    assert len(told["steps"].files) == 2 and told["steps"].num_bytes > 0  # of update 6 alone, and the half one
+    assert len(told["steps"].files) == 2  # of update 6 alone, and the half one
+    assert told["steps"].num_bytes > 0
     assert num_files(run, "steps") == 1
     gone = {r.table: r for r in vacuum(open_run(run), retention_hours=0, keep_updates=2)}
     assert gone["steps"].files == told["steps"].files
@@ -117,16 +128,24 @@ def test_a_run_as_of_an_update_whatever_became_of_its_files(tmp_path):
 def test_the_exported_manifest_is_enough_to_read_a_compacted_table(run):
     reader = open_run(run)
     compact(reader, tables=["steps"])
-    glob = sum(pq.read_metadata(path).num_rows for path in (run / "lake" / "steps").rglob("_run=run/*.parquet"))
+    glob = sum(
+        pq.read_metadata(path).num_rows for path in (run / "lake" / "steps").rglob("_run=run/*.parquet")
+    )
     assert glob == 2 * 72  # the trap
     told = json.loads(write_export(reader).read_text())
     steps = told["tables"]["steps"]
     assert [file["num_rows"] for file in steps["files"]] == [72]
     assert told["where"] == f"_segment <= {told['watermark']}"
     assert {c["name"]: c["unit"] for c in steps["columns"]}["prompt_tokens"] == "token ids"
-    table = pq.ParquetFile(steps["files"][0]["path"]).read().sort_by([(one, "ascending") for one in told["order_by"]])
+    table = (
+        pq.ParquetFile(steps["files"][0]["path"])
+        .read()
+        .sort_by([(one, "ascending") for one in told["order_by"]])
+    )
     assert table["trajectory_id"].to_pylist() == reader.table("steps")["trajectory_id"].to_pylist()
-    assert (run / "lake" / steps["files"][0]["relative_path"]).stat().st_size == steps["files"][0]["size_bytes"]
+    assert (run / "lake" / steps["files"][0]["relative_path"]).stat().st_size == steps["files"][0][
+        "size_bytes"
+    ]
 
 
 def test_a_copy_is_plain_parquet_with_the_logs_tail(tmp_path):
@@ -137,7 +156,10 @@ def test_a_copy_is_plain_parquet_with_the_logs_tail(tmp_path):
         there = pq.read_table(sorted((tmp_path / "copy" / name).glob("*.parquet")))
         assert there.to_pylist() == open_run(folder).table(name).to_pylist(), name
         assert copied[name].num_rows == there.num_rows
-    assert pq.read_schema(tmp_path / "copy" / "steps" / "part-00000.parquet").field("reward").metadata[b"unit"] == b"reward"
+    assert (
+        pq.read_schema(tmp_path / "copy" / "steps" / "part-00000.parquet").field("reward").metadata[b"unit"]
+        == b"reward"
+    )
     with pytest.raises(UsageError, match="exists"):
         copy_run(open_run(folder), tmp_path / "copy")
     store.close()

@@ -79,9 +79,7 @@ def _updates(lake: Lake) -> list[tuple[int, int]]:
     rows = read_columns(folder, files, ["update", SEGMENT_COLUMN])
     watermark = lake.watermark()
     pairs: list[dict[str, Any]] = rows.to_pylist()
-    return sorted(
-        (row["update"], row[SEGMENT_COLUMN]) for row in pairs if row[SEGMENT_COLUMN] <= watermark
-    )
+    return sorted((row["update"], row[SEGMENT_COLUMN]) for row in pairs if row[SEGMENT_COLUMN] <= watermark)
 
 
 def _commits(handle: DeltaTable) -> list[tuple[int, str | None, int | None]]:
