@@ -244,9 +244,7 @@ def run_all(storage: Storage, places: list[str], hits: int, seed: int, tally: Ta
     chance = random.Random(seed)
     before = Counter(tally.hits)
     for attempt in range(3):
-        missing = [
-            place for place in places for _ in range(hits - (tally.hits[place] - before[place]))
-        ]
+        missing = [place for place in places for _ in range(hits - (tally.hits[place] - before[place]))]
         if not missing:
             return
         chance.shuffle(missing)
@@ -278,7 +276,11 @@ def main() -> None:
                 s3={"endpoint": server.endpoint, "allow_http": True},
                 environment=server.environment,
             )
-            remote = [place for place in places if place.startswith(("lake", "before_w", "after_w", "log_", "recov"))]
+            remote = [
+                place
+                for place in places
+                if place.startswith(("lake", "before_w", "after_w", "log_", "recov"))
+            ]
             run_all(storage, remote, s3_hits, 500_000 + 1_000 * seed, tally)
     found = tally.found
     for text in [*found.lost, *found.duplicated, *found.torn, *found.other][:40]:

@@ -24,8 +24,9 @@ from typing import Any, Self
 
 from hotpot.config import StoreSection
 from hotpot.errors import HotpotError
-from hotpot.experience import ExperienceStore
+from hotpot.experience import ExperienceStore, RunReader
 from hotpot.experience.crashpoints import arm, watch
+from hotpot.experience.maintenance import compact
 from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
 from hotpot.types import (
     ConsumptionRow,
@@ -90,7 +91,9 @@ class KillableWriter:
             self._pipe.send((command, arguments))
             if not self._pipe.poll(ANSWER_TIMEOUT_S):
                 self.kill()
-                raise TimeoutError(f"no answer to {command} within {ANSWER_TIMEOUT_S} s; the process was killed")
+                raise TimeoutError(
+                    f"no answer to {command} within {ANSWER_TIMEOUT_S} s; the process was killed"
+                )
             good, answer = self._pipe.recv()
         except (EOFError, ConnectionError) as error:
             self.kill()
@@ -204,13 +207,15 @@ class Commands:
         self.store.close()
         self._store = None
 
+    def compact(self) -> None:
+        """Compact the run's part of the lake; needs no :meth:`open`, and may go on beside the writer's process."""
+        compact(RunReader.open(self._folder))
+
     def _group(self, issue: int, size: int) -> list[Any]:
         return make_group(run_id=self._run_id, issue=issue, size=size, num_steps=NUM_STEPS)
 
 
-def _serve(
-    pipe: Connection, folder: str, run_id: str, settings: str, environment: Mapping[str, str]
-) -> None:
+def _serve(pipe: Connection, folder: str, run_id: str, settings: str, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     commands = Commands(Path(folder), run_id, StoreSection.model_validate_json(settings))
     while True:

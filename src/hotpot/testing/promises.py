@@ -95,7 +95,9 @@ def _check_attempts(promises: Promises, ask: Ask, found: Violations, *, at_rest:
             found.lost.append(f"attempt {attempt} was {state}, is {states.get(attempt)}")
     finished = {attempt for attempt, state in states.items() if state == "finished"}
     if finished != promises.kept:
-        found.torn.append(f"finished attempts and trajectories differ by {sorted(finished ^ promises.kept)[:5]}")
+        found.torn.append(
+            f"finished attempts and trajectories differ by {sorted(finished ^ promises.kept)[:5]}"
+        )
     if at_rest and "leased" in states.values():
         found.other.append("an attempt is leased by nobody")
 
@@ -112,7 +114,9 @@ def _check_updates(promises: Promises, ask: Ask, found: Violations) -> None:
             used.setdefault(row["u"], set()).add(row["i"])
         expected = {number: set(ids) for number, ids in promises.learned.items() if ids}
         if used != expected:
-            wrong = [number for number in used.keys() | expected.keys() if used.get(number) != expected.get(number)]
+            wrong = [
+                number for number in used.keys() | expected.keys() if used.get(number) != expected.get(number)
+            ]
             found.torn.append(f"{table} do not agree with updates {sorted(wrong)}")
     for table in ("metrics", "groups"):
         numbers = [row["u"] for row in ask(f'SELECT "update" AS u FROM {table}')]
@@ -131,11 +135,15 @@ def _check_rest(promises: Promises, ask: Ask, found: Violations) -> None:
     ):
         noted = [
             row["n"]
-            for row in ask(f"SELECT {number} AS n FROM {table}" + (" WHERE kind = 'noted'" if table == "events" else ""))
+            for row in ask(
+                f"SELECT {number} AS n FROM {table}" + (" WHERE kind = 'noted'" if table == "events" else "")
+            )
         ]
         found.duplicated += _twice(f"{table} {one}" for one in noted)
         if set(noted) != promises.noted:
-            found.torn.append(f"{table} hold {sorted(set(noted) ^ promises.noted)[:5]} otherwise than promised")
+            found.torn.append(
+                f"{table} hold {sorted(set(noted) ^ promises.noted)[:5]} otherwise than promised"
+            )
 
 
 def _twice(values: Iterable[Any]) -> list[str]:
