@@ -162,7 +162,7 @@ def beside(works: tuple[Callable[[], None], ...], stop: threading.Event) -> Iter
     def guarded(work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised by the main thread
             errors.append(error)
 
     threads = [threading.Thread(target=guarded, args=(work,)) for work in works]

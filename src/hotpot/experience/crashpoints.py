@@ -26,7 +26,7 @@ def reach(name: str) -> None:
 
 def arm(name: str, count: int = 1) -> None:
     """Die at the ``count``-th time from now that ``name`` is reached; an empty name disarms."""
-    global _wanted, _left  # noqa: PLW0603 - as above
+    global _wanted, _left
     _wanted, _left = name, count
 
 
