@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
 from hotpot.experience import open_run
-from hotpot.experience.encoding import column_path, writer_properties
+from hotpot.experience.encoding import writer_properties
 
 TABLES = ("steps", "trajectories", "learned_tokens")
 FILES = 4
@@ -43,8 +43,11 @@ def properties(field: pa.Field, encoding: str, level: int) -> WriterProperties:
         chosen = ColumnProperties(dictionary_enabled=True)
     else:
         chosen = ColumnProperties(dictionary_enabled=False, encoding=encoding)
+    if pa.types.is_list(field.type):
+        # deltalake can't name the values inside a list; here they are the only ones.
+        return WriterProperties(compression="ZSTD", compression_level=level, default_column_properties=chosen)
     return WriterProperties(
-        compression="ZSTD", compression_level=level, column_properties={column_path(field): chosen}
+        compression="ZSTD", compression_level=level, column_properties={field.name: chosen}
     )
 
 

@@ -2,27 +2,53 @@
 
 The figures are in docs/lake.md, the measurement is benchmarks/encodings.py. Owns encodings and compression of every
 lake table; knows no file.
+
+deltalake takes settings for a column by name, but has no name for the values inside a list column: what holds for them
+is the default of the file.
 """
 
 import functools
-from typing import Any
 
 import pyarrow as pa
 from deltalake import ColumnProperties, WriterProperties
 
+from hotpot.experience.lake_schema import ORDER_FIELDS, SEGMENTS_SCHEMA
+from hotpot.experience.schema import SCHEMAS
+
 COMPRESSION_LEVEL = 1
+"""Level of zstd: higher ones take twice the time for at most a twentieth of the bytes."""
 
+_DICTIONARY = ColumnProperties(dictionary_enabled=True)
+_PLAIN = ColumnProperties(dictionary_enabled=False, encoding="PLAIN")
+_DELTAS = ColumnProperties(dictionary_enabled=False, encoding="DELTA_BINARY_PACKED")
+_PREFIXES = ColumnProperties(dictionary_enabled=False, encoding="DELTA_BYTE_ARRAY")
 
-def column_path(field: "pa.Field[Any]") -> str:
-    """Return the path of a column's values in a Parquet file."""
-    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+LISTS = _PLAIN
+"""Token ids, log-probabilities, masks. Most log-probabilities occur once, so a dictionary of them is only overhead."""
+
+SCALARS: dict[pa.DataType, ColumnProperties] = {
+    pa.int64(): _DELTAS,
+    pa.float64(): _PLAIN,
+    pa.string(): _DICTIONARY,
+    pa.bool_(): _PLAIN,
+}
+"""By type, for columns that hold one value a row."""
+
+UNIQUE_TEXTS: dict[str, ColumnProperties] = {"prefix_hash": _PLAIN, "task_content": _PREFIXES}
+"""Columns whose texts hardly ever repeat."""
 
 
 @functools.cache
 def writer_properties(table: str) -> WriterProperties:
-    """Return how the columns of ``table`` are encoded and compressed."""
-    chosen: dict[str, ColumnProperties] = {}
-    del table
+    """Return how the columns of ``table``, or of the table of watermarks, are encoded and compressed."""
+    fields = [*ORDER_FIELDS, *SCHEMAS[table]] if table in SCHEMAS else SEGMENTS_SCHEMA
     return WriterProperties(
-        compression="ZSTD", compression_level=COMPRESSION_LEVEL, column_properties=chosen or None
+        compression="ZSTD",
+        compression_level=COMPRESSION_LEVEL,
+        default_column_properties=LISTS,
+        column_properties={
+            field.name: UNIQUE_TEXTS.get(field.name, SCALARS[field.type])
+            for field in fields
+            if field.type in SCALARS
+        },
     )
