@@ -16,7 +16,7 @@ from hotpot.experience.lake_schema import ORDER_FIELDS, SEGMENTS_SCHEMA
 from hotpot.experience.schema import SCHEMAS
 
 COMPRESSION_LEVEL = 1
-"""Level of zstd: higher ones take twice the time for at most a twentieth of the bytes."""
+"""Level of zstd. Level 9 would save a twelfth of the list columns; the archive shares its cores with the learner."""
 
 _DICTIONARY = ColumnProperties(dictionary_enabled=True)
 _PLAIN = ColumnProperties(dictionary_enabled=False, encoding="PLAIN")
@@ -24,7 +24,8 @@ _DELTAS = ColumnProperties(dictionary_enabled=False, encoding="DELTA_BINARY_PACK
 _PREFIXES = ColumnProperties(dictionary_enabled=False, encoding="DELTA_BYTE_ARRAY")
 
 LISTS = _PLAIN
-"""Token ids, log-probabilities, masks. Most log-probabilities occur once, so a dictionary of them is only overhead."""
+"""Token ids, log-probabilities, masks. A dictionary suits the ids a little better and the log-probabilities, of which
+most occur once, much worse."""
 
 SCALARS: dict[pa.DataType, ColumnProperties] = {
     pa.int64(): _DELTAS,
@@ -32,7 +33,8 @@ SCALARS: dict[pa.DataType, ColumnProperties] = {
     pa.string(): _DICTIONARY,
     pa.bool_(): _PLAIN,
 }
-"""By type, for columns that hold one value a row."""
+"""By type, for columns that hold one value a row. BYTE_STREAM_SPLIT saves a fifth of the float columns, which are an
+eighth of a table, and is younger than some programs that read a lake."""
 
 UNIQUE_TEXTS: dict[str, ColumnProperties] = {"prefix_hash": _PLAIN, "task_content": _PREFIXES}
 """Columns whose texts hardly ever repeat."""
