@@ -18,8 +18,10 @@ from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.moments import Cut, cut_at
 from hotpot.experience.places import RunPlace, find_run
+from hotpot.experience.remote import open_door
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
+from hotpot.experience.storage import LakeLocation
 from hotpot.types import SCHEMA_VERSION, TABLES
 
 _ORDER = f"{SEGMENT_COLUMN}, {ROW_COLUMN}"
@@ -122,7 +124,7 @@ class RunReader:
         snapshot = self._fixed or take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
         with duckdb.connect(":memory:") as database:
             try:
-                _prepare(database, snapshot, self._cut)
+                _prepare(database, snapshot, self._cut, self.lake.location)
             except duckdb.Error as error:
                 raise StoreError(
                     f"can't read the lake in {self.lake.location.uri}: {error}; restore what is damaged from a copy"
@@ -149,9 +151,12 @@ def _named_tables(query: str) -> list[str]:
     return named or list(TABLES)
 
 
-def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot, cut: Cut | None) -> None:
+def _prepare(
+    database: duckdb.DuckDBPyConnection, snapshot: Snapshot, cut: Cut | None, location: LakeLocation
+) -> None:
     """Define the views, and take away everything but reading them."""
     paths = [path for table in snapshot.tables.values() for path in table.paths]
+    open_door(database, location, paths)
     # Only these very files may be opened, and a single SELECT can only read. Paths are our own, quoted as SQL text.
     database.execute(
         "SET python_enable_replacements = false; SET autoinstall_known_extensions = false; "
