@@ -121,7 +121,10 @@ class RunReader:
         return result.cast(pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)}))
 
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
-        snapshot = self._fixed or take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
+        if self._fixed is not None:
+            snapshot = self._fixed.only(tables)
+        else:
+            snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
         with duckdb.connect(":memory:") as database:
             try:
                 _prepare(database, snapshot, self._cut, self.lake.location)
@@ -146,7 +149,7 @@ def open_run(run: Path | str) -> RunReader:
 
 def _named_tables(query: str) -> list[str]:
     """Return the tables a query can refer to: those whose name is in its text, or all where it lists tables."""
-    words = set(re.findall(r"[a-z_]+", query.lower()))
+    words = {word.removeprefix("recorded_") for word in re.findall(r"[a-z_]+", query.lower())}
     named = [name for name in TABLES if name in words]
     return named or list(TABLES)
 
