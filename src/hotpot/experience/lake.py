@@ -172,11 +172,13 @@ class Lake:
         if last is not None and last >= segment:
             self._check_whole(name, handle)
             return False
+        grown = _grown(handle, data)
         reach(f"lake_before_{name}")
         write_deltalake(
             handle,
-            data,
+            data if grown is None else data.cast(grown),
             mode="append",
+            schema_mode=None if grown is None else "merge",
             writer_properties=_WRITER,
             commit_properties=CommitProperties(
                 app_transactions=[Transaction(application, segment)],
@@ -258,3 +260,22 @@ class Lake:
         actions = pa.table(handle.get_add_actions(flatten=True))
         values: list[Any] = actions.column(f"max.{column}").to_pylist() if actions.num_rows else []
         return max((int(value) for value in values), default=0)
+
+
+def _grown(handle: DeltaTable, data: pa.Table) -> pa.Schema | None:
+    """Return the schema to append ``data`` with where that was made under an older schema version, else None.
+
+    The columns it lacks are added to it, nullable as Delta demands of a column that older files don't have. What it has
+    stays as it was described when it was made: Delta merges no differing descriptions.
+    """
+    old = {field.name: field for field in handle.schema().fields}
+    if all(field.name in old and old[field.name].nullable == field.nullable for field in data.schema):
+        return None
+    metadata: dict[str, Any] = {name: field.metadata for name, field in old.items()}
+    fields: list[pa.Field[Any]] = [
+        field.with_metadata(metadata[field.name]).with_nullable(old[field.name].nullable)
+        if field.name in old
+        else field.with_nullable(True)
+        for field in data.schema
+    ]
+    return pa.schema(fields)

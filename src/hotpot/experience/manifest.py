@@ -1,4 +1,4 @@
-"""The manifest of a run: what it was started with, and on what. Written once, atomically.
+"""The manifest of a run: what it was started with, and on what. Written atomically, once for each schema version.
 
 Owns ``manifest.json``. Collects code, packages, hardware and threads by itself; the recipe comes from the caller as
 JSON text. Knows no table. A missing git, repository or commit is None, never an error.
@@ -13,12 +13,13 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hotpot.errors import RunFolderError
 from hotpot.experience.redact import Redactor
+from hotpot.experience.upgrades import is_known
 from hotpot.experience.wal import sync_folder
 from hotpot.types import SCHEMA_VERSION
 
@@ -44,6 +45,8 @@ class Manifest:
     :data:`DIFF_BYTES` and ends with a line that says so where that cut it; ``diff_hash`` is the SHA-256 of all of it.
     Both are empty where nothing is changed, and all three None outside a repository. Secrets in recipe, command and
     diff are replaced, but for the recipe's own ``redact_patterns``, which a resume needs. ``packages`` maps distributions to versions, ``thread_variables`` environment variables to values.
+    ``schema_version`` is the one the run is written under now, ``schema_versions`` all it was ever written under, ascending.
+    ``vocabulary_size`` is None where a release wrote it that did not keep it.
     """
 
     run_id: str
@@ -65,6 +68,8 @@ class Manifest:
     packages: dict[str, str]
     thread_variables: dict[str, str]
     diff: str | None = None
+    schema_versions: tuple[int, ...] = ()
+    vocabulary_size: int | None = None
 
 
 def collect_manifest(
@@ -75,6 +80,7 @@ def collect_manifest(
     num_threads: int,
     run_folder: Path | None = None,
     redactor: Redactor | None = None,
+    vocabulary_size: int | None = None,
 ) -> Manifest:
     """Return the manifest of a run that starts now, in this process and working folder.
 
@@ -103,6 +109,8 @@ def collect_manifest(
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         packages=_packages(),
         thread_variables={name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
+        schema_versions=(SCHEMA_VERSION,),
+        vocabulary_size=vocabulary_size,
     )
 
 
@@ -121,6 +129,25 @@ def write_manifest(run_folder: Path, manifest: Manifest) -> None:
         raise RunFolderError(f"can't write {path}: {error}; check space and rights") from error
 
 
+def check_readable(run_folder: Path, manifest: Manifest) -> None:
+    """Raise :class:`RunFolderError` where the run is of a schema version that this release can't read."""
+    if not is_known(manifest.schema_version):
+        raise RunFolderError(
+            f"{run_folder} keeps schema version {manifest.schema_version}, this release reads {SCHEMA_VERSION} and "
+            "those before it; use the release that wrote it, or a newer one"
+        )
+
+
+def take_over(run_folder: Path, manifest: Manifest) -> None:
+    """Say in the manifest, before anything else is written, that the run goes on under this release's schema version.
+
+    Raises :class:`RunFolderError` where it can't be written.
+    """
+    if manifest.schema_version != SCHEMA_VERSION:
+        versions = (*manifest.schema_versions, SCHEMA_VERSION)
+        write_manifest(run_folder, replace(manifest, schema_version=SCHEMA_VERSION, schema_versions=versions))
+
+
 def read_manifest(run_folder: Path) -> Manifest:
     """Return the manifest of a run folder. Raises :class:`RunFolderError` where it is missing or not readable."""
     path = run_folder / MANIFEST_NAME
@@ -128,7 +155,9 @@ def read_manifest(run_folder: Path) -> Manifest:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         known = {field.name for field in fields(Manifest)}
         values = {name: value for name, value in values.items() if name in known}
-        return Manifest(**{**values, "command": tuple(values["command"])})
+        values["command"] = tuple(values["command"])
+        values["schema_versions"] = tuple(values.get("schema_versions") or [values["schema_version"]])
+        return Manifest(**values)
     except FileNotFoundError as error:
         raise RunFolderError(
             f"{run_folder} is no run folder: it has no {MANIFEST_NAME}; `hotpot runs` lists runs"

@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
-from hotpot.experience.manifest import Manifest, read_manifest
+from hotpot.experience.manifest import Manifest, check_readable, read_manifest
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
+from hotpot.experience.upgrades import column_sql
 from hotpot.types import SCHEMA_VERSION, TABLES
 
 _ORDER = f"{SEGMENT_COLUMN}, {ROW_COLUMN}"
@@ -39,16 +40,12 @@ class RunReader:
 
     @classmethod
     def open(cls, run_folder: Path | str) -> Self:
-        """Open a run folder. Raises :class:`RunFolderError` where there is none, it isn't one, or of another schema."""
+        """Open a run folder. Raises :class:`RunFolderError` where there is none, it isn't one, or of a newer schema."""
         folder = Path(run_folder)
         if not folder.is_dir():
             raise RunFolderError(f"run folder {folder} does not exist; `hotpot runs` lists those there are")
         manifest = read_manifest(folder)
-        if manifest.schema_version != SCHEMA_VERSION:
-            raise RunFolderError(
-                f"{folder} keeps schema version {manifest.schema_version}, this release reads {SCHEMA_VERSION}; "
-                "read it with the release that wrote it"
-            )
+        check_readable(folder, manifest)
         return cls(folder, manifest)
 
     def sql(self, query: str, params: Parameters | None = None) -> pa.Table:
@@ -89,7 +86,7 @@ class RunReader:
         snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
         with duckdb.connect(":memory:") as database:
             try:
-                _prepare(database, snapshot)
+                _prepare(database, snapshot, aged=min(self.manifest.schema_versions) < SCHEMA_VERSION)
             except duckdb.Error as error:
                 raise StoreError(
                     f"can't read the lake of {self.run_folder}: {error}; restore what is damaged from a copy"
@@ -116,8 +113,8 @@ def _named_tables(query: str) -> list[str]:
     return named or list(TABLES)
 
 
-def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
-    """Define the views, and take away everything but reading them."""
+def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot, *, aged: bool) -> None:
+    """Define the views, and take away everything but reading them. ``aged``: files may lack columns."""
     paths = [path for table in snapshot.tables.values() for path in table.paths]
     # Only these very files may be opened, and a single SELECT can only read. Paths are our own, quoted as SQL text.
     database.execute(
@@ -127,7 +124,7 @@ def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
     )
     for name, table in snapshot.tables.items():
         columns = [column.name for column in COLUMNS[name]]
-        body = _recorded(database, name, table, snapshot.watermark, columns)
+        body = _recorded(database, name, table, snapshot.watermark, columns, aged=aged)
         if name == "attempts":
             body = _with_ledger(database, body, snapshot.unlogged, columns)
         database.execute(
@@ -143,16 +140,23 @@ def _recorded(
     table: TableSnapshot,
     watermark: int,
     columns: Sequence[str],
+    *,
+    aged: bool,
 ) -> str:
     """Return the query for a table's rows in lake and log, with the hidden columns that order them."""
     database.register(f"log_{name}", _ordered(table.tail, watermark + 1))
     body = f"SELECT {_ORDER}, {_listed(columns)} FROM log_{name}"
     if table.paths:
-        files = ", ".join(map(_text, table.paths))
-        body = (
-            f"SELECT {_ORDER}, {_listed(columns)} FROM read_parquet([{files}]) "
-            f"WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
-        )
+        files, kept = ", ".join(map(_text, table.paths)), _listed(columns)
+        source = f"read_parquet([{files}])"
+        if aged:
+            # A column may be in some files or in none: the log's tail has them all, and none of its rows pass.
+            source = (
+                f"(SELECT * FROM read_parquet([{files}], union_by_name = true) "
+                f"UNION ALL BY NAME SELECT * FROM log_{name} WHERE false)"
+            )
+            kept = ", ".join(column_sql(name, column) for column in columns)
+        body = f"SELECT {_ORDER}, {kept} FROM {source} WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
     return body
 
 

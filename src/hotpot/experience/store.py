@@ -38,8 +38,11 @@ from hotpot.experience.ledger import Ledger
 from hotpot.experience.manifest import (
     MANIFEST_DRAFT,
     MANIFEST_NAME,
+    Manifest,
+    check_readable,
     collect_manifest,
     read_manifest,
+    take_over,
     write_manifest,
 )
 from hotpot.experience.owner import OwnerLock
@@ -197,11 +200,12 @@ class ExperienceStore:
                 num_threads=num_threads,
                 run_folder=run_folder,
                 redactor=redactor,
+                vocabulary_size=vocabulary_size,
             )
         lock = OwnerLock(run_folder)
         try:
             if resume:
-                _check_manifest(run_folder, run_id)
+                take_over(run_folder, _check_manifest(run_folder, run_id))
             else:
                 write_manifest(run_folder, manifest)
             for name in ("wal", "lake", "checkpoints", "logs"):
@@ -426,14 +430,11 @@ def _prepare_folder(run_folder: Path, *, resume: bool) -> None:
         )
 
 
-def _check_manifest(run_folder: Path, run_id: str) -> None:
+def _check_manifest(run_folder: Path, run_id: str) -> Manifest:
     manifest = read_manifest(run_folder)
     if manifest.run_id != run_id:
         raise RunFolderError(
             f"{run_folder / MANIFEST_NAME} belongs to run {manifest.run_id!r}, not {run_id!r}; name that run"
         )
-    if manifest.schema_version != SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{run_folder} keeps schema version {manifest.schema_version}, this release writes {SCHEMA_VERSION}; "
-            "resume it with the release that began it"
-        )
+    check_readable(run_folder, manifest)
+    return manifest
