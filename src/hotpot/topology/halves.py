@@ -11,6 +11,7 @@ Both use the same moves as the whole loop, so what works here works there.
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hotpot.config import Recipe
 from hotpot.errors import RecipeError, RunFolderError
@@ -125,7 +126,7 @@ def _foreign_versions(source: Path, session: Session) -> list[VersionRow]:
 
 def _adopt(run_id: str, trajectory: Trajectory) -> Trajectory:
     # Copied, a record is one of this run and of the release that writes it, whichever wrote the source.
-    own = {"run_id": run_id, "schema_version": SCHEMA_VERSION}
+    own: dict[str, Any] = {"run_id": run_id, "schema_version": SCHEMA_VERSION}
     steps = tuple(dataclasses.replace(step, **own) for step in trajectory.steps)
     return Trajectory(row=dataclasses.replace(trajectory.row, **own), steps=steps)
 
