@@ -61,8 +61,9 @@ def is_own_attempt(text: str) -> bool:
 
 
 def again(attempt: str, number: int) -> str:
-    """Return the id of attempt ``number`` (from 1) to have the refused ``attempt`` accepted after all."""
-    return f"{attempt}+{number}"
+    """Return the id of attempt ``number`` (from 1) to have the refused ``attempt``, itself one of them or not, accepted."""
+    head, plus, tail = attempt.rpartition("+")
+    return f"{head if plus and tail.isdigit() else attempt}+{number}"
 
 
 def prefix_hash(tokens: NDArray[np.int32], *, extends: str = "") -> str:
