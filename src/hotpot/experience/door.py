@@ -8,8 +8,9 @@
 
 Owns the way from plain values to :class:`hotpot.types.Trajectory`. Knows no store, ledger or clock. A record is a mapping
 of JSON's own values: ``schema_version``, ``row`` (columns of table ``trajectories``), ``steps`` (a list of columns of table
-``steps``); lists stand for arrays and tuples, and the texts ``"nan"``, ``"inf"``, ``"-inf"`` for those numbers. ``schema_version``
-inside row and steps may be left out.
+``steps``); lists stand for arrays and tuples, and the texts ``"nan"``, ``"inf"``, ``"-inf"`` for those numbers. The outer
+``schema_version`` says which columns there are; one inside row and steps may be left out, or be older (a row that was
+upgraded since it was written).
 
 Invariants: it never raises, whatever it is given; nothing is rounded, cut or left out to make a record fit (a column
 it does not know is a refusal, not ignored); every record put in comes out, read or refused.
@@ -107,7 +108,7 @@ def _values(table: str, row: Any, version: int, where: str) -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise _MalformedError(f"{where} is a mapping of the columns of {table}, got {type(row).__name__}")
     claimed = row.get("schema_version", version)
-    if type(claimed) is not int or claimed != version:
+    if not is_known(claimed) or claimed > version:
         raise _MalformedError(f"{where}.schema_version = {claimed!r:.50}, but the record says {version}")
     try:
         upgraded = upgrade_row(table, row, version) | {"schema_version": SCHEMA_VERSION}
