@@ -32,7 +32,7 @@ def odd_value(dice):
             None, True, False, 0, 1, -1, 2**31, 2**63, -(2**70), 0.0, -0.5, 1e300, math.nan, math.inf, -math.inf,
             "", "x", "nan", "\ud800", "a" * 500, b"bytes", [], [1, "2"], [[1]], (), ("a",), {}, {"a": [1]}, object(),
             np.int64(3), np.float32(0.5), np.zeros(3, np.float64), np.array([1, 2], np.int32), np.array([object()]),
-            {1, 2}, 10**400,
+            {1, 2}, 10**400, 10**5000, [10**5000],
         ]
     )  # fmt: skip
 

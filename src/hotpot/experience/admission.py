@@ -3,6 +3,7 @@
 Owns the batch: what can be checked for all at once is, in Arrow, which is what the log needs anyway. Pure.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,11 @@ def _convert(trajectories: Sequence[Trajectory]) -> tuple[pa.Table, pa.Table] | 
 
 
 def _judge_one(trajectory: Trajectory, limits: Limits, known: frozenset[str]) -> Refusal | None:
+    if not known and well_formed(trajectory) and _holds_huge(trajectory):
+        # Before the rules: their words would name it, and Python writes no integer of any length.
+        return Refusal(
+            reason="not_storable", detail="an integer does not fit 64 bits; correct whoever counted"
+        )
     refusal = check(trajectory, limits, proven=known)
     if refusal is None and not known:
         try:
@@ -86,6 +92,17 @@ def _judge_one(trajectory: Trajectory, limits: Limits, known: frozenset[str]) ->
         except StoreError as error:
             return Refusal(reason="not_storable", detail=str(error))
     return refusal
+
+
+def _holds_huge(trajectory: Trajectory) -> bool:
+    rows: list[Any] = [trajectory.row, *trajectory.steps]
+    for row in rows:
+        for field in dataclasses.fields(row):
+            value = getattr(row, field.name)
+            for one in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(one, int) and not -(2**63) <= one < 2**63:
+                    return True
+    return False
 
 
 def _refuse_duplicates(trajectories: Sequence[Any], refusals: list[Refusal | None]) -> list[Refusal | None]:

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotpot.experience.gate import Refusal
+from hotpot.experience.rules import shown
 from hotpot.experience.schema import COLUMNS, Column
 from hotpot.experience.upgrades import is_known, upgrade_row
 from hotpot.types import SCHEMA_VERSION, StepRow, Trajectory, TrajectoryRow
@@ -91,7 +92,7 @@ def _read(record: Any) -> Trajectory | Refusal:
     if not is_known(version):
         return Refusal(
             reason="schema_version",
-            detail=f"schema_version = {version!r:.50}, but this release reads {SCHEMA_VERSION} and those before it; "
+            detail=f"schema_version = {shown(version):.50}, but this release reads {SCHEMA_VERSION} and those before it; "
             "write a known version, or use a newer release",
         )
     if not isinstance(record["steps"], list | tuple):
@@ -109,11 +110,13 @@ def _values(table: str, row: Any, version: int, where: str) -> dict[str, Any]:
         raise _MalformedError(f"{where} is a mapping of the columns of {table}, got {type(row).__name__}")
     claimed = row.get("schema_version", version)
     if not is_known(claimed) or claimed > version:
-        raise _MalformedError(f"{where}.schema_version = {claimed!r:.50}, but the record says {version}")
+        raise _MalformedError(f"{where}.schema_version = {shown(claimed):.50}, but the record says {version}")
     try:
         upgraded = upgrade_row(table, row, version) | {"schema_version": SCHEMA_VERSION}
     except (KeyError, TypeError) as error:
-        raise _MalformedError(f"{where} can't be upgraded from version {version}: {error!r:.200}") from error
+        raise _MalformedError(
+            f"{where} can't be upgraded from version {version}: {shown(error):.200}"
+        ) from error
     columns = COLUMNS[table]
     missing = [column.name for column in columns if column.name not in upgraded]
     if missing:
@@ -148,9 +151,9 @@ def _scalar(wanted: type, value: Any) -> Any:
     if wanted is float:
         return _float(value)
     if type(value) is not wanted:
-        raise TypeError(f"expected {wanted.__name__}, got {value!r:.80}")
+        raise TypeError(f"expected {wanted.__name__}, got {shown(value):.80}")
     if wanted is int and value not in _INT64:
-        raise ValueError(f"{value} does not fit 64 bits")
+        raise ValueError(f"{shown(value):.80} does not fit 64 bits")
     return value
 
 
@@ -158,7 +161,7 @@ def _float(value: Any) -> float:
     if type(value) is str and value in _WORDS_FOR_NUMBERS:
         return _WORDS_FOR_NUMBERS[value]
     if type(value) not in (float, int):
-        raise TypeError(f"expected a number, got {value!r:.80}")
+        raise TypeError(f"expected a number, got {shown(value):.80}")
     return float(value)
 
 

@@ -16,11 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from hotpot.experience.rules import RULES, Limits
+from hotpot.experience.rules import RULES, Limits, shown
 from hotpot.types import SCHEMA_VERSION, QuarantineRow, Trajectory
 
 MAX_PAYLOAD_DEPTH = 12
 """A payload is written as JSON to this depth; deeper parts as their Python text."""
+
+
+MAX_INTEGER_BITS = 4096
+"""Integers up to this size are written as numbers; Python reads and writes no arbitrarily long ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ def quarantine_row(
         reason=refusal.reason,
         detail=readable(refusal.detail),
         payload=payload_json(record),
-        payload_schema_version=claimed if type(claimed) is int else -1,
+        payload_schema_version=claimed if type(claimed) is int and abs(claimed) < 2**63 else -1,
         time_us=time_us,
         schema_version=SCHEMA_VERSION,
     )
@@ -88,14 +92,15 @@ def claimed_attempt(record: Any) -> str | None:
 
 def readable(value: Any) -> str:
     """Return any value as text that UTF-8 can carry (lone surrogates become ``?``)."""
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else shown(value)
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def payload_json(value: Any) -> str:
     """Return a record of any shape as JSON text: dataclasses as objects, arrays as lists, the unknown as its repr.
 
-    Non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``, so that any JSON reader can read it.
+    Non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``, and integers of more than
+    :data:`MAX_INTEGER_BITS` hexadecimal text, so that any JSON reader can read it.
     """
     return json.dumps(_plain(value, MAX_PAYLOAD_DEPTH), ensure_ascii=True, allow_nan=False)
 
@@ -104,7 +109,7 @@ def _plain(value: Any, depth: int) -> Any:
     if depth == 0:
         return readable(value)
     if value is None or isinstance(value, (bool, int)):
-        return value
+        return hex(value) if value is not None and value.bit_length() > MAX_INTEGER_BITS else value
     if isinstance(value, enum.Enum):
         return _plain(value.value, depth - 1)
     if isinstance(value, str):

@@ -61,6 +61,14 @@ class Limits:
     versions: KnownVersions = KnownVersions()
 
 
+def shown(value: Any) -> str:
+    """Return the ``repr`` of any value, or its type where that is too long or too deep for Python to write."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that can't be written out"
+
+
 class _TypeCheck:
     """Types of one record class. The types of a good row are remembered, so that the next such row costs one lookup."""
 
@@ -110,7 +118,7 @@ def _fits(column: Column, value: Any) -> bool:
 
 def _type_words(column: Column, value: Any) -> str:
     return (
-        f"{column.name} = {value!r:.200} is not {column.arrow}{' or null' if column.nullable else ''}; "
+        f"{column.name} = {shown(value):.200} is not {column.arrow}{' or null' if column.nullable else ''}; "
         "correct whoever filled the field"
     )
 
