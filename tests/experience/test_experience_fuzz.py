@@ -310,11 +310,12 @@ def test_mutated_records_are_accepted_and_valid_or_quarantined(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, "random"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, "random"])
 def test_ten_thousand_mutated_records(tmp_path, seed):
     chosen = secrets.randbits(32) if seed == "random" else seed
     print(f"seed {chosen}")  # noqa: T201
-    accepted, refused, reasons = fuzz(tmp_path / "run", chosen, 4_000)
+    accepted, refused, reasons = fuzz(tmp_path / "run", chosen, 2_100)
     print(f"{accepted} accepted, {refused} refused: {sorted(reasons)}")  # noqa: T201
     assert len(reasons) >= 15
 
