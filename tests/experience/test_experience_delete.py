@@ -121,7 +121,7 @@ def test_what_is_still_in_the_log_is_deleted_too(run):
     append(store, late)
     with pytest.raises(RunFolderError, match="process"):
         remove(run, "902.0.0")
-    store._archive.close()  # killed: nothing is archived, the lock is let go
+    store._archive.close(timeout_s=10.0)  # killed: nothing is archived, the lock is let go
     store._lock_file.release()
     remove(run, "902.0.0")
     remove(run)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotpot.cli import quarantine
 from hotpot.cli.exits import FAILED, HotpotGroup
 from hotpot.cli.output import print_json, print_rows
 from hotpot.cli.runs_folder import (
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     from hotpot.experience.maintenance import SizeReport, Verification
 
 app = typer.Typer(
-    cls=HotpotGroup, no_args_is_help=True, help="The lake: compact, vacuum, verify, export, delete."
+    cls=HotpotGroup,
+    no_args_is_help=True,
+    help="The lake: compact, vacuum, verify, export, delete; what was refused.",
 )
+app.add_typer(quarantine.app, name="quarantine")
 
 
 @app.command()

@@ -7,16 +7,19 @@
                      └─► quarantine
 
 ``store``      the one writer of a run folder          ``reader``    SQL and columns, each record exactly once
-``gate``       what a trajectory must keep (``rules``)  ``segments``  trajectories as the learner trains on them
+``gate``       what a trajectory must keep (``rules``)  ``door``      other programs' records (``upgrades``, ``requeue``)
+``entrance``   what the gate remembers (``breaker``)    ``segments``  trajectories as the learner trains on them
 ``ledger``     attempts, consumptions, marks            ``manifest``  what a run was started with
 ``lake``       the only place that touches deltalake    ``redact``    secrets out of text
 """
 
+from hotpot.experience.door import ArrowRecords
 from hotpot.experience.gate import Refusal, check
 from hotpot.experience.ledger import MARKS, Lease, Ledger, LedgerCounts
 from hotpot.experience.manifest import Manifest, read_manifest
 from hotpot.experience.reader import RunReader, open_run
 from hotpot.experience.redact import Redactor
+from hotpot.experience.requeue import Refused, RequeueReport, list_refused, requeue
 from hotpot.experience.rules import RULES, Limits
 from hotpot.experience.schema import COLUMNS, SCHEMAS, from_table, to_table
 from hotpot.experience.segments import TrainingSequence, read_trajectories, sequences
@@ -28,6 +31,7 @@ __all__ = [
     "RULES",
     "SCHEMAS",
     "AppendReport",
+    "ArrowRecords",
     "ExperienceStore",
     "Lease",
     "Ledger",
@@ -36,13 +40,17 @@ __all__ = [
     "Manifest",
     "Redactor",
     "Refusal",
+    "Refused",
+    "RequeueReport",
     "RunReader",
     "TrainingSequence",
     "check",
     "from_table",
+    "list_refused",
     "open_run",
     "read_manifest",
     "read_trajectories",
+    "requeue",
     "sequences",
     "to_table",
 ]

@@ -14,14 +14,16 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from hotpot.errors import RunFolderError, StoreError, UsageError
+from hotpot.errors import StoreError, UsageError
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
+from hotpot.experience.manifest import check_readable
 from hotpot.experience.moments import Cut, cut_at
 from hotpot.experience.places import RunPlace, find_run
 from hotpot.experience.remote import open_door
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
 from hotpot.experience.storage import LakeLocation
+from hotpot.experience.upgrades import column_sql
 from hotpot.types import SCHEMA_VERSION, TABLES
 
 _ORDER = f"{SEGMENT_COLUMN}, {ROW_COLUMN}"
@@ -52,11 +54,7 @@ class RunReader:
         :class:`StoreError` where the lake's storage does not answer.
         """
         place = find_run(run)
-        if place.manifest.schema_version != SCHEMA_VERSION:
-            raise RunFolderError(
-                f"{run} keeps schema version {place.manifest.schema_version}, this release reads {SCHEMA_VERSION}; "
-                "read it with the release that wrote it"
-            )
+        check_readable(Path(run), place.manifest)
         return cls(place)
 
     def at_once(self) -> Self:
@@ -127,7 +125,8 @@ class RunReader:
             snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
         with duckdb.connect(":memory:") as database:
             try:
-                _prepare(database, snapshot, self._cut, self.lake.location)
+                aged = min(self.manifest.schema_versions) < SCHEMA_VERSION
+                _prepare(database, snapshot, self._cut, self.lake.location, aged=aged)
             except duckdb.Error as error:
                 raise StoreError(
                     f"can't read the lake in {self.lake.location.uri}: {error}; restore what is damaged from a copy"
@@ -155,9 +154,14 @@ def _named_tables(query: str) -> list[str]:
 
 
 def _prepare(
-    database: duckdb.DuckDBPyConnection, snapshot: Snapshot, cut: Cut | None, location: LakeLocation
+    database: duckdb.DuckDBPyConnection,
+    snapshot: Snapshot,
+    cut: Cut | None,
+    location: LakeLocation,
+    *,
+    aged: bool,
 ) -> None:
-    """Define the views, and take away everything but reading them."""
+    """Define the views, and take away everything but reading them. ``aged``: files may lack columns."""
     paths = [path for table in snapshot.tables.values() for path in table.paths]
     open_door(database, location, paths)
     # Only these very files may be opened, and a single SELECT can only read. Paths are our own, quoted as SQL text.
@@ -168,7 +172,7 @@ def _prepare(
     )
     for name, table in snapshot.tables.items():
         columns = [column.name for column in COLUMNS[name]]
-        body = _recorded(database, name, table, snapshot.watermark, columns)
+        body = _recorded(database, name, table, snapshot.watermark, columns, aged=aged)
         if cut is not None:
             body = f"SELECT * FROM ({body}) WHERE {cut.condition()}"
         elif name == "attempts":
@@ -186,16 +190,23 @@ def _recorded(
     table: TableSnapshot,
     watermark: int,
     columns: Sequence[str],
+    *,
+    aged: bool,
 ) -> str:
     """Return the query for a table's rows in lake and log, with the hidden columns that order them."""
     database.register(f"log_{name}", table.tail)
     body = f"SELECT {_ORDER}, {_listed(columns)} FROM log_{name}"
     if table.paths:
-        files = ", ".join(map(_text, table.paths))
-        body = (
-            f"SELECT {_ORDER}, {_listed(columns)} FROM read_parquet([{files}], hive_partitioning = false) "
-            f"WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
-        )
+        files, kept = ", ".join(map(_text, table.paths)), _listed(columns)
+        source = f"read_parquet([{files}], hive_partitioning = false)"
+        if aged:
+            # A column may be in some files or in none: the log's tail has them all, and none of its rows pass.
+            source = (
+                f"(SELECT * FROM read_parquet([{files}], hive_partitioning = false, union_by_name = true) "
+                f"UNION ALL BY NAME SELECT * FROM log_{name} WHERE false)"
+            )
+            kept = ", ".join(column_sql(name, column) for column in columns)
+        body = f"SELECT {_ORDER}, {kept} FROM {source} WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
     return body
 
 
