@@ -23,7 +23,7 @@ def sound(tmp_path_factory):
     add_round(store, 4)
     store.flush()
     add_round(store, 5)
-    store._archive.close()  # as a killed writer leaves it: the last round is in the log
+    store._archive.close(timeout_s=10.0)  # as a killed writer leaves it: the last round is in the log
     store._lock_file.release()
     store.ledger.close(ended=False)
     return folder
