@@ -122,6 +122,51 @@ def test_appending_goes_on_while_others_rewrite_the_table(tmp_path, how):
     assert lake.watermark() == other.watermark() == 24
 
 
+@pytest.mark.slow
+def test_two_writers_and_a_compaction_at_the_same_time_lose_and_repeat_nothing(tmp_path):
+    location, stop, compactions, failures = LakeLocation.of(tmp_path / "lake"), threading.Event(), [], []
+
+    def write(name):
+        lake = Lake(location, writer=name)
+        for segment in range(1, 21):
+            assert lake.commit(
+                "events", segment, to_table("events", [make_row(EventRow, update=segment)] * 2)
+            )
+            assert lake.publish(segment, {"events": 2})
+
+    def compact():
+        lake = Lake(location, writer="a")
+        while not stop.is_set():
+            for name in ("events", "segments"):
+                table = lake.open_table(name)
+                if table is not None:
+                    compactions.append(table.optimize.compact()["numFilesRemoved"])
+
+    def watched(work, *arguments):
+        try:
+            work(*arguments)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    writers = [threading.Thread(target=watched, args=(write, name)) for name in ("a", "b")]
+    compaction = threading.Thread(target=watched, args=(compact,))
+    for thread in (*writers, compaction):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stop.set()
+    compaction.join()
+    assert failures == []
+    assert sum(compactions) > 0
+    for name in ("a", "b"):
+        lake = Lake(location, writer=name)
+        paths = list(lake.files("events").paths)
+        query = f'SELECT count(*), count(DISTINCT (_segment, _row)), min("update" = _segment) FROM read_parquet({paths})'
+        assert duckdb.sql(query).fetchall() == [(40, 40, True)]
+        assert lake.watermark() == 20
+
+
 def test_a_lake_of_the_layout_before_is_read_and_written_in_its_own_layout(tmp_path):
     with zipfile.ZipFile(STORED) as stored:
         stored.extractall(tmp_path)

@@ -10,11 +10,14 @@
 ``gate``       what a trajectory must keep (``rules``)  ``door``      other programs' records (``upgrades``, ``requeue``)
 ``entrance``   what the gate remembers (``breaker``)    ``segments``  trajectories as the learner trains on them
 ``ledger``     attempts, consumptions, marks            ``manifest``  what a run was started with
-``lake``       the only place that touches deltalake    ``redact``    secrets out of text
+``lake``       Delta tables, one watermark a run        ``redact``    secrets out of text
+``storage``    where a lake lies: a folder or S3         ``places``    from a name to folder, manifest and lake
+``archive``    log segments to the lake, outages too     ``budget``    a stop before the disk is full
 """
 
 from hotpot.experience.door import ArrowRecords
 from hotpot.experience.gate import Refusal, check
+from hotpot.experience.health import ArchiveStatus
 from hotpot.experience.ledger import MARKS, Lease, Ledger, LedgerCounts
 from hotpot.experience.manifest import Manifest, read_manifest
 from hotpot.experience.reader import RunReader, open_run
@@ -23,6 +26,7 @@ from hotpot.experience.requeue import Refused, RequeueReport, list_refused, requ
 from hotpot.experience.rules import RULES, Limits
 from hotpot.experience.schema import COLUMNS, SCHEMAS, from_table, to_table
 from hotpot.experience.segments import TrainingSequence, read_trajectories, sequences
+from hotpot.experience.storage import LakeLocation
 from hotpot.experience.store import AppendReport, ExperienceStore
 
 __all__ = [
@@ -31,8 +35,10 @@ __all__ = [
     "RULES",
     "SCHEMAS",
     "AppendReport",
+    "ArchiveStatus",
     "ArrowRecords",
     "ExperienceStore",
+    "LakeLocation",
     "Lease",
     "Ledger",
     "LedgerCounts",
