@@ -92,7 +92,7 @@ def test_every_reading_command_opens_runs_of_every_version(hotpot, tmp_path, lak
     place = ("--runs", tmp_path / "runs", "--json")
     listed = {row["run"]: row for row in json_of(hotpot("runs", *place))}
     assert listed[name]["trajectories"] == rows["trajectories"]
-    (count,) = json_of(hotpot("sql", name, "SELECT sum(weight) AS n FROM consumptions", *place))
+    (count,) = json_of(hotpot("sql", name, "SELECT count(weight) AS n FROM consumptions", *place))
     assert count["n"] == rows["consumptions"]
     (first, *_) = json_of(hotpot("sql", name, "SELECT trajectory_id FROM trajectories", *place))
     json_of(hotpot("show", name, first["trajectory_id"], *place))

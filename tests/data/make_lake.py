@@ -1,4 +1,4 @@
-"""Write the stored lakes of the current schema version: ``python tests/data/make_lake.py``.
+"""Write the stored lakes of the current schema version: ``python tests/data/make_lake.py [FOLDER]``.
 
 ``lakes/vN.zip`` holds two run folders: ``closed`` was ended in order (all in the lake), ``killed`` was killed (lake, log
 tail and ledger each hold a part), and ``expected.json`` that says what they hold. One file per schema version,
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hotpot.config import StoreSection
 from hotpot.experience import ExperienceStore
-from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
+from hotpot.testing.records import make_fork, make_group, make_leases, make_row, make_trajectory
 from hotpot.types import (
     SCHEMA_VERSION,
     TABLES,
@@ -49,19 +49,37 @@ def write(folder: Path, *, kill: bool) -> None:
         broken = make_trajectory(issue=issue, sample=4)
         broken = replace(broken, row=replace(broken.row, reward=broken.row.reward + 1.0))
         lost = [make_trajectory(issue=issue, sample=sample) for sample in (5, 6)]
+        group.append(make_fork(group[0], 1))
         store.ledger.lease(make_leases([*group, broken, *lost]))
         store.ledger.fail(lost[0].row.attempt_id, "broke")
         accepted = store.append([*group, broken]).accepted
         update = store.ledger.mark("update") + 1
         store.ledger.advance("update", update)
         store.record_update(
-            make_row(UpdateRow, update=update, num_trajectories=len(accepted), new_policy_version=update + 1),
+            make_row(
+                UpdateRow,
+                update=update,
+                num_trajectories=len(accepted),
+                new_policy_version=update + 1,
+                num_replayed=1,
+                num_shared_tokens=7,
+            ),
             [make_row(GroupRow, group_id=group[0].row.group_id, update=update, size=4)],
             [
-                make_row(LearnedTokensRow, trajectory_id=one.row.trajectory_id, update=update, position=place)
+                make_row(
+                    LearnedTokensRow,
+                    trajectory_id=one.row.trajectory_id,
+                    update=update,
+                    position=place,
+                    begin=place,
+                    weight=0.5,
+                )
                 for place, one in enumerate(group)
             ],
-            [make_row(ConsumptionRow, trajectory_id=one, update=update, source="fresh") for one in accepted],
+            [
+                make_row(ConsumptionRow, trajectory_id=one, update=update, source="hot", weight=0.5)
+                for one in accepted
+            ],
             [make_row(MetricRow, name="m", update=update), make_row(EvaluationRow, evaluation=issue)],
         )
         if issue < ROUNDS - 1:
@@ -95,7 +113,8 @@ def main() -> None:
                 sys.exit(1)
         found = {name: expected(home / name) for name in ("closed", "killed")}
         (home / "expected.json").write_text(json.dumps(found, indent=2) + "\n")
-        target = Path(__file__).parent / "lakes" / f"v{SCHEMA_VERSION}"
+        folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "lakes"
+        target = folder.absolute() / f"v{SCHEMA_VERSION}"
         shutil.make_archive(str(target), "zip", home)
 
 

@@ -47,10 +47,11 @@ def nudged(dice, value):
         return dice.choice([value + 0.5, -value, value * (1 + 1e-9), math.nan])
     if isinstance(value, str):
         return dice.choice([value + "x", value[1:], value.upper(), ""])
-    if isinstance(value, np.ndarray) and value.size:
+    if isinstance(value, np.ndarray) and value.size and value.dtype != object:
         changed = value.copy()
         place = dice.randrange(value.size)
-        changed[place] = dice.choice([changed[place] + 1, -1, 0, changed[place] * 2])
+        with np.errstate(all="ignore"):
+            changed[place] = dice.choice([changed[place] + 1, -1, 0, changed[place] * 2])
         return dice.choice([changed, value[:-1], value[::-1].copy(), np.concatenate([value, value[:1]])])
     if isinstance(value, list | tuple) and value:
         items = list(value)

@@ -13,8 +13,9 @@ import pyarrow as pa
 from hotpot.errors import StoreError
 from hotpot.experience.forks import FindParents, fork_words, no_parents, parent_steps
 from hotpot.experience.gate import Refusal, check, claimed_attempt
-from hotpot.experience.rules import Limits, proven, well_formed
+from hotpot.experience.rules import Limits, proven
 from hotpot.experience.schema import to_table
+from hotpot.experience.typecheck import well_formed
 from hotpot.types import Trajectory
 
 

@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from hotpot.experience.gate import Refusal
-from hotpot.experience.rules import shown
 from hotpot.experience.schema import COLUMNS, Column
+from hotpot.experience.typecheck import shown
 from hotpot.experience.upgrades import is_known, upgrade_row
 from hotpot.types import SCHEMA_VERSION, StepRow, Trajectory, TrajectoryRow
 

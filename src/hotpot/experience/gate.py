@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from hotpot.experience.rules import RULES, Limits, shown
+from hotpot.experience.rules import RULES, Limits
+from hotpot.experience.typecheck import shown
 from hotpot.types import SCHEMA_VERSION, QuarantineRow, Trajectory
 
 MAX_PAYLOAD_DEPTH = 12

@@ -8,7 +8,7 @@ the others may rely on what it establishes. Pure: no clock, no file, no state.
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotpot.experience.known import KnownVersions
-from hotpot.experience.schema import COLUMNS, Column
+from hotpot.experience.typecheck import check_row_types, check_step_types, well_formed
 from hotpot.ids import prefix_hash, task_id
 from hotpot.types import (
     SCHEMA_VERSION,
@@ -28,7 +28,6 @@ from hotpot.types import (
     Stage,
     StepRow,
     Trajectory,
-    TrajectoryRow,
 )
 
 LOGPROB_ROUNDING = 1e-5
@@ -61,82 +60,6 @@ class Limits:
     versions: KnownVersions = KnownVersions()
 
 
-def shown(value: Any) -> str:
-    """Return the ``repr`` of any value, or its type where that is too long or too deep for Python to write."""
-    try:
-        return repr(value)
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__} that can't be written out"
-
-
-class _TypeCheck:
-    """Types of one record class. The types of a good row are remembered, so that the next such row costs one lookup."""
-
-    def __init__(self, table: str) -> None:
-        self._columns = COLUMNS[table]
-        self._values = operator.attrgetter(*(column.name for column in self._columns))
-        self._good: set[tuple[type, ...]] = set()
-        self._tuples = [(c, operator.attrgetter(c.name)) for c in self._columns if c.kind == "tuple"]
-        self._arrays = [
-            (c, operator.attrgetter(c.name), np.dtype(c.python_type))
-            for c in self._columns
-            if c.kind == "array"
-        ]
-
-    def __call__(self, rows: Iterable[Any]) -> str | None:
-        rows = tuple(rows)
-        for row in rows:
-            values = self._values(row)
-            found = tuple(map(type, values))
-            if found in self._good:
-                continue
-            for column, value in zip(self._columns, values, strict=True):
-                if not _fits(column, value):
-                    return _type_words(column, value)
-            self._good.add(found)
-        for column, getter in self._tuples:
-            elements = tuple(itertools.chain.from_iterable(map(getter, rows)))
-            if set(map(type, elements)) - {column.python_type}:
-                return _type_words(column, elements)
-        for column, getter, dtype in self._arrays:
-            for value in map(getter, rows):
-                if value.dtype != dtype or value.ndim != 1:
-                    return _type_words(column, (value.dtype, value.shape))
-        return None
-
-
-def _fits(column: Column, value: Any) -> bool:
-    if value is None:
-        return column.nullable
-    if column.kind == "tuple":
-        return type(value) is tuple
-    if column.kind == "array":
-        return type(value) is np.ndarray
-    # A StrEnum or a NumPy float is as good as its base; a bool where an int belongs is a mistake.
-    return isinstance(value, column.python_type) and (type(value) is not bool or column.python_type is bool)
-
-
-def _type_words(column: Column, value: Any) -> str:
-    return (
-        f"{column.name} = {shown(value):.200} is not {column.arrow}{' or null' if column.nullable else ''}; "
-        "correct whoever filled the field"
-    )
-
-
-_check_row_types = _TypeCheck("trajectories")
-_check_step_types = _TypeCheck("steps")
-
-
-def well_formed(trajectory: Trajectory) -> bool:
-    """Whether it is a Trajectory of a TrajectoryRow and a tuple of StepRow, whatever their fields hold."""
-    return (
-        type(trajectory) is Trajectory
-        and type(trajectory.row) is TrajectoryRow
-        and type(trajectory.steps) is tuple
-        and set(map(type, trajectory.steps)) <= {StepRow}
-    )
-
-
 def _wrong_type(trajectory: Trajectory, limits: Limits) -> str | None:
     del limits
     if not well_formed(trajectory):
@@ -144,7 +67,7 @@ def _wrong_type(trajectory: Trajectory, limits: Limits) -> str | None:
             f"{type(trajectory).__name__} is not a Trajectory of a TrajectoryRow and a tuple of StepRow; "
             "build it from the records in hotpot.types"
         )
-    return _check_row_types((trajectory.row,)) or _check_step_types(trajectory.steps)
+    return check_row_types((trajectory.row,)) or check_step_types(trajectory.steps)
 
 
 def _schema_version(trajectory: Trajectory, limits: Limits) -> str | None:
