@@ -10,11 +10,13 @@
 ``gate``       what a trajectory must keep (``rules``)  ``segments``  trajectories as the learner trains on them
 ``ledger``     attempts, consumptions, marks            ``manifest``  what a run was started with
 ``lake``       the only place that touches deltalake    ``redact``    secrets out of text
+``pieces``     segments cut to a length
 """
 
 from hotpot.experience.gate import Refusal, check
 from hotpot.experience.ledger import MARKS, Lease, Ledger, LedgerCounts
 from hotpot.experience.manifest import Manifest, read_manifest
+from hotpot.experience.pieces import Cutting, Markup, cut_sequence
 from hotpot.experience.reader import RunReader, open_run
 from hotpot.experience.redact import Redactor
 from hotpot.experience.rules import RULES, Limits
@@ -28,17 +30,20 @@ __all__ = [
     "RULES",
     "SCHEMAS",
     "AppendReport",
+    "Cutting",
     "ExperienceStore",
     "Lease",
     "Ledger",
     "LedgerCounts",
     "Limits",
     "Manifest",
+    "Markup",
     "Redactor",
     "Refusal",
     "RunReader",
     "TrainingSequence",
     "check",
+    "cut_sequence",
     "from_table",
     "open_run",
     "read_manifest",
