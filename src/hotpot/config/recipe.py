@@ -357,16 +357,15 @@ class Recipe(Section):
         """Refuse what cannot be learned: the longest piece in no pass, or a ratio across different contexts."""
         learner, context = self.learner, self.rollout.max_context_tokens
         cuts = 0 < learner.segment_tokens < context
-        longest = learner.segment_tokens if cuts else context
+        longest, setting, what = (
+            (learner.segment_tokens, "learner.segment_tokens", "a piece")
+            if cuts
+            else (context, "rollout.max_context_tokens", "the longest episode")
+        )
         if learner.micro_batch_tokens < longest:
             raise ValueError(
-                f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than "
-                + (
-                    f"learner.segment_tokens = {longest}"
-                    if cuts
-                    else f"rollout.max_context_tokens = {longest}"
-                )
-                + ": the longest piece of an episode would fit in no forward pass; raise the former, or lower the latter"
+                f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than {setting} = {longest}: "
+                f"{what} would fit in no forward pass; raise the former, or lower the latter"
             )
         if cuts and learner.old_logprobs == "recorded":
             raise ValueError(

@@ -26,7 +26,7 @@ from hotpot.learner.batches import BatchSequence
 PASS_OVERHEAD_TOKENS = 64
 """What a further pass costs, in tokens (measured: docs/segments.md)."""
 
-PREFIX_OVERHEAD_TOKENS = 64
+PREFIX_OVERHEAD_TOKENS = 128
 """What computing a prefix apart costs in a pass, in tokens (measured: docs/segments.md)."""
 
 

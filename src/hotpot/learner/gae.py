@@ -52,7 +52,7 @@ def gae(
 
     Raises :class:`LearnerError` where an action token lies in no piece.
     """
-    ordered = sorted(pieces, key=lambda piece: (piece.first, piece.stop))
+    ordered = sorted(pieces, key=lambda piece: piece.first)
     _check_cover(ordered, len(rewards))
     widest = max((len(piece.values) for piece in pieces), default=0)
     values = np.zeros((len(pieces), widest))
