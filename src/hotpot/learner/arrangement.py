@@ -11,7 +11,7 @@ Packing = Literal["padded", "packed"]
 PADDING_MULTIPLE = 8
 """Rows are padded to a multiple of this many tokens: matrix kernels work in blocks of eight."""
 
-PACKED_ROW_TOKENS = 512
+PACKED_ROW_TOKENS = 256
 """Length of a packed row where no sequence is longer: attention computes every pair of tokens in a row."""
 
 

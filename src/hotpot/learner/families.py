@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from hotpot.learner.arrangement import Packing, arrange, computed_tokens
 from hotpot.learner.batches import BatchSequence
 
-PASS_OVERHEAD_TOKENS = 64
+PASS_OVERHEAD_TOKENS = 32
 """What a further pass costs, in tokens (measured: docs/segments.md)."""
 
-PREFIX_OVERHEAD_TOKENS = 128
+PREFIX_OVERHEAD_TOKENS = 192
 """What computing a prefix apart costs in a pass, in tokens (measured: docs/segments.md)."""
 
 
@@ -81,6 +81,7 @@ class _Planner:
         packing: Packing,
     ) -> None:
         self._members, self._order, self._shared = members, order, shared
+        self._inputs = [members[index].num_inputs for index in order]
         self._max_tokens, self._packing = max_tokens, packing
 
     def best(self, begin: int, end: int) -> list[list[int]]:
@@ -96,7 +97,8 @@ class _Planner:
         apart: list[list[int]] = []
         cost = self._cost(together)
         for first, stop in itertools.pairwise(bounds):
-            if stop - first < 2:
+            # Nothing below can save more than this, so most candidates need no look.
+            if sum(self._shared[first : stop - 1]) - common * (stop - 1 - first) <= PREFIX_OVERHEAD_TOKENS:
                 continue
             parts = self.best(first, stop)
             rest = [place for place in together if not first <= place < stop]
@@ -123,7 +125,7 @@ class _Planner:
         return min(self._sum(places, shared) for shared in {0, self._prefix(places)})
 
     def _sum(self, places: Sequence[int], prefix: int) -> int:
-        lengths = [self._members[self._order[place]].num_inputs - prefix for place in places]
+        lengths = [self._inputs[place] - prefix for place in places]
         passes = arrange(lengths, max_tokens=self._max_tokens - prefix, packing=self._packing)
         overhead = PASS_OVERHEAD_TOKENS + (prefix + PREFIX_OVERHEAD_TOKENS if prefix else 0)
         return computed_tokens(lengths, passes) + overhead * len(passes)
