@@ -175,6 +175,13 @@ def test_a_message_begins_where_a_cut_is_best() -> None:
     assert allowed.tolist() == [0, 7, *range(7 + HEADER_TOKENS + 1, 40)]
 
 
+def test_a_generation_header_without_markup_stays_with_the_answer() -> None:
+    mask = (np.arange(60) >= 20) & (np.arange(60) < 40) | (np.arange(60) >= 45)
+    allowed = allowed_cuts(np.full(60, ID["a"], dtype=np.int32), mask, MARKUP)
+    refused = [*range(20 - HEADER_TOKENS, 21), *range(45 - HEADER_TOKENS, 46)]
+    assert np.flatnonzero(~allowed).tolist() == refused
+
+
 def test_where_no_place_is_allowed_the_cut_falls_at_the_full_length_and_says_so() -> None:
     tokens = np.full(200, ID["<|im_end|>"], dtype=np.int32)
     mask = np.arange(200) % 2 == 1
@@ -182,6 +189,15 @@ def test_where_no_place_is_allowed_the_cut_falls_at_the_full_length_and_says_so(
     pieces = cut_places(allowed, mask, segment_tokens=64, overlap=0)
     assert all(piece.forced for piece in pieces)
     assert [piece.end for piece in pieces] == [64, 128, 192, 200]
+
+
+def test_a_fork_names_its_parent_in_every_piece() -> None:
+    made = make_trajectory(prompt_tokens=100, sampled_tokens=60)
+    fork = dataclasses.replace(made, row=dataclasses.replace(made.row, parent_trajectory_id="0.1.0"))
+    pieces = [p for s in sequences(fork) for p in cut_sequence(s, Cutting(segment_tokens=64))]
+    assert len(pieces) > 2
+    assert {piece.parent for piece in pieces} == {"0.1.0"}
+    assert {piece.parent for piece in sequences(made)} == {None}
 
 
 def test_what_is_short_enough_stays_as_it_is() -> None:

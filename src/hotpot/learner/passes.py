@@ -9,6 +9,7 @@ prefix, packing and the company a sequence is in change what is computed, never 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,36 +92,35 @@ def lay_out(
     """
     members = [member for row in rows for member in row]
     shared = common_prefix(members) if prefix is None else prefix
-    longest = max(sum(member.num_inputs - shared for member in row) for row in rows)
+    sizes = [[member.num_inputs - shared for member in row] for row in rows]
+    longest = max(map(sum, sizes))
     width = padded(longest) if max_width is None else max(longest, min(padded(longest), max_width))
     tokens = np.zeros((len(rows), width), dtype=np.int64)
     starts = np.tile(np.arange(width), (len(rows), 1))
-    early: list[tuple[BatchSequence, NDArray[np.int64]]] = []
-    late: list[tuple[BatchSequence, NDArray[np.int64]]] = []
-    places: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    for number, row in enumerate(rows):
-        column = 0
-        for member in row:
-            inputs = member.sequence.tokens[shared : member.num_inputs]
-            tokens[number, column : column + len(inputs)] = inputs
-            starts[number, column : column + len(inputs)] = column
-            before = member.loss_positions - 1
-            inside = before < shared
-            early.append((member, np.flatnonzero(inside)))
-            late.append((member, np.flatnonzero(~inside)))
-            own = before[~inside] - shared + column
-            places.append((np.full(len(own), number), own))
-            column += len(inputs)
+    at = [(row, column) for row, own in enumerate(sizes) for column in accumulate([0, *own[:-1]])]
+    for member, (row, column) in zip(members, at, strict=True):
+        part = slice(column, column + member.num_inputs - shared)
+        tokens[row, part] = member.sequence.tokens[shared : member.num_inputs]
+        starts[row, part] = column
+    # Which of each member's loss tokens the prefix predicts, and which the grid.
+    inside = [member.loss_positions <= shared for member in members]
+    early = [(member, np.flatnonzero(which)) for member, which in zip(members, inside, strict=True)]
+    late = [(member, np.flatnonzero(~which)) for member, which in zip(members, inside, strict=True)]
     chosen = [*early, *late]
     return MicroBatch(
         prefix=members[0].sequence.tokens[:shared].astype(np.int64),
         tokens=tokens,
         starts=starts if any(len(row) > 1 for row in rows) else None,
         prefix_columns=np.concatenate([m.loss_positions[which] - 1 for m, which in early]),
-        rows=np.concatenate([row for row, _ in places]),
-        columns=np.concatenate([columns for _, columns in places]),
+        rows=np.repeat([row for row, _ in at], [len(which) for _, which in late]),
+        columns=np.concatenate(
+            [
+                m.loss_positions[which] - 1 - shared + column
+                for (m, which), (_, column) in zip(late, at, strict=True)
+            ]
+        ),
         targets=gather([(m.sequence.tokens, m.loss_positions[which]) for m, which in chosen], np.int64),
         flat=np.concatenate([m.start + which for m, which in chosen]),
-        num_padding=int(tokens.size - sum(member.num_inputs - shared for member in members)),
+        num_padding=int(tokens.size - sum(map(sum, sizes))),
         num_shared=shared * (len(members) - 1),
     )
