@@ -119,12 +119,26 @@ def test_the_command_line_is_blamed_for_its_own_mistakes(tmp_path: Path) -> None
         ("sampling.training.temperature=0", "is greedy: no exploration"),
         ("learner.micro_batch_tokens=511", "learner.micro_batch_tokens = 511 is less than rollout.max_context_tokens = 512: the longest episode would fit in no forward pass; raise the former"),
         ("debug.mode=learn_from_record", "debug.source_run is set exactly when"),
+        ("learner.segment_tokens=63", "learner.segment_tokens = 63 leaves a piece no room for context; use 0 (off) or at least 64"),
+        ("learner.segment_overlap=8", "learner.segment_overlap = 8 without learner.segment_tokens has nothing to overlap"),
+        ("learner.segment_tokens=256", "learner.segment_tokens = 256 cuts episodes of up to rollout.max_context_tokens = 512 tokens"),
+        ("learner.packing=tight", "must be 'padded' or 'packed'"),
     ],
 )  # fmt: skip
 def test_bad_values_say_path_value_rule_and_remedy(tmp_path: Path, override: str, expected: str) -> None:
     message = refusal(tmp_path, "", override)
     assert expected in message
     assert len(message.splitlines()) == 1
+
+
+def test_pieces_need_recomputed_log_probabilities_and_fit_in_a_pass(tmp_path: Path) -> None:
+    cut = ("learner.segment_tokens=256", "learner.old_logprobs=recomputed")
+    build_recipe({}, [*cut, "learner.micro_batch_tokens=256"], origin="test")
+    build_recipe({}, ["learner.segment_tokens=512"], origin="test")  # cuts nothing: no context is longer
+    message = refusal(tmp_path, "", *cut, "learner.micro_batch_tokens=255")
+    assert "255 is less than learner.segment_tokens = 256: a piece would fit in no forward pass" in message
+    message = refusal(tmp_path, "", *cut, "learner.segment_overlap=129")
+    assert "learner.segment_overlap = 129 is more than half of learner.segment_tokens = 256" in message
 
 
 def test_an_override_under_a_plain_setting_is_refused(tmp_path: Path) -> None:

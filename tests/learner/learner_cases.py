@@ -1,5 +1,7 @@
 """Sequences and decoders for the learner's tests."""
 
+import dataclasses
+
 import numpy as np
 
 from hotpot.experience.segments import TrainingSequence
@@ -84,3 +86,24 @@ def batch_of(sequences: list[TrainingSequence]) -> Batch:
         for s in sequences
     }
     return build_batch(sequences, group_advantages(list(members.values()), "group_mean"))
+
+
+def fork_of(parent: TrainingSequence, number: int = 0, *, share: float = 0.6) -> TrainingSequence:
+    """A fork: the parent's tokens up to a step, given and not sampled, then tokens of its own."""
+    begins = np.flatnonzero(parent.loss_mask & ~np.roll(parent.loss_mask, 1))
+    point = int(begins[min(int(share * len(begins)), len(begins) - 1)])
+    rng = np.random.default_rng([number, point, *parent.tokens[:4].tolist()])
+    tokens = np.concatenate([parent.tokens[:point], rng.integers(1, VOCAB, 5 + number)]).astype(np.int32)
+    mask = np.arange(len(tokens)) >= point
+    logprobs = np.where(mask, -rng.exponential(1.0, len(tokens)), 0).astype(np.float32)
+    return dataclasses.replace(
+        parent,
+        trajectory_id=f"{parent.trajectory_id}/f{number}",
+        parent=parent.trajectory_id,
+        tokens=tokens,
+        loss_mask=mask,
+        behaviour_logprobs=logprobs,
+        model_logprobs=logprobs,
+        token_policy_version=np.where(mask, 3, -1).astype(np.int32),
+        reward=parent.reward + 0.5,
+    )

@@ -1,4 +1,4 @@
-"""Batches: fixed order and hash, even deals, passes within their budget."""
+"""Batches: fixed order and hash, even deals, what is refused."""
 
 import dataclasses
 import random
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from learner_cases import VOCAB, batch_of, make_batch, make_sequence
 
 from hotpot.errors import LearnerError
-from hotpot.learner.batches import PADDING_MULTIPLE, check_sequences, cut, deal, lay_out, shared_prefix
+from hotpot.learner.batches import check_arrays, check_sequences, deal
 
 
 def test_arrival_order_changes_nothing() -> None:
@@ -52,52 +52,6 @@ def test_the_hash_ignores_what_stands_under_the_mask_and_dropped_groups() -> Non
     ]
     dropped = [make_sequence(50, sample, reward=1.0) for sample in range(4)]
     assert batch_of([*poisoned, *dropped]).hash == batch_of(sequences).hash
-
-
-def test_flat_numbering_covers_every_loss_token_once() -> None:
-    batch = batch_of(make_batch())
-    micros = cut(batch.sequences, max_tokens=80)
-    assert len(micros) > 1
-    flat = np.concatenate([micro.flat for micro in micros])
-    assert sorted(flat) == list(range(batch.num_loss_tokens))
-    assert batch.num_loss_tokens == sum(int(m.sequence.loss_mask.sum()) for m in batch.sequences)
-
-
-@pytest.mark.parametrize("max_tokens", [40, 96, 400, 10_000])
-def test_passes_predict_each_loss_token_from_the_token_before_it(max_tokens: int) -> None:
-    batch = batch_of(make_batch())
-    by_start = {m.start: m for m in batch.sequences}
-    for micro in cut(batch.sequences, max_tokens=max_tokens):
-        assert len(micro.prefix) + micro.tokens.size <= max_tokens
-        for row, column, target, flat in zip(
-            micro.rows, micro.columns, micro.targets, micro.flat, strict=True
-        ):
-            member = by_start[max(start for start in by_start if start <= flat)]
-            position = member.loss_positions[flat - member.start]
-            assert target == member.sequence.tokens[position]
-            whole = np.concatenate([micro.prefix, micro.tokens[row]])
-            seen = len(micro.prefix) + column + 1
-            assert seen == position
-            assert np.array_equal(whole[:seen], member.sequence.tokens[:position])
-
-
-def test_padding_is_counted() -> None:
-    batch = batch_of(make_batch())
-    micro = lay_out(batch.sequences)
-    shared = len(micro.prefix)
-    real = sum(m.num_inputs - shared for m in batch.sequences)
-    assert shared == 6
-    assert micro.num_padding == micro.tokens.size - real
-    assert micro.tokens.shape[1] % 8 == 0
-
-
-def test_a_shared_prefix_stops_before_what_predicts_a_loss_token() -> None:
-    twins = [make_sequence(0, 0, reward=0.0), make_sequence(0, 0, reward=1.0)]
-    twins[1] = dataclasses.replace(twins[1], trajectory_id="0.1.0")
-    batch = batch_of(twins)
-    first_loss = int(np.flatnonzero(twins[0].loss_mask)[0])
-    assert shared_prefix(batch.sequences) == first_loss - 1
-    assert shared_prefix(batch.sequences[:1]) == 0
 
 
 @given(
@@ -172,21 +126,6 @@ def test_segments_of_a_trajectory_stay_together() -> None:
         assert ids.count("0.1.0") in (0, 2)
 
 
-def test_a_sequence_beyond_the_budget_is_refused() -> None:
-    batch = batch_of(make_batch())
-    with pytest.raises(LearnerError, match="micro_batch_tokens"):
-        cut(batch.sequences, max_tokens=8)
-
-
-def test_a_sequence_as_long_as_the_budget_is_a_pass_of_its_own() -> None:
-    batch = batch_of(make_batch())
-    longest = max(m.num_inputs for m in batch.sequences)
-    assert longest % PADDING_MULTIPLE, "rounding up must go beyond the budget"
-    passes = cut(batch.sequences, max_tokens=longest)
-    assert max(micro.tokens.shape[1] for micro in passes) == longest
-    assert sum(len(micro.flat) for micro in passes) == batch.num_loss_tokens
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -206,17 +145,18 @@ def test_impossible_sequences_are_refused_by_name(change, message: str) -> None:
         model_logprobs=np.zeros(4, dtype=np.float32),
         token_policy_version=np.zeros(4, dtype=np.int32),
     )
-    check_sequences([good], vocab_size=VOCAB, max_context_tokens=8)
+    check_arrays([good], vocab_size=VOCAB)
     with pytest.raises(LearnerError, match=message) as caught:
-        check_sequences([dataclasses.replace(good, **change)], vocab_size=VOCAB, max_context_tokens=8)
+        check_arrays([dataclasses.replace(good, **change)], vocab_size=VOCAB)
     assert "4.2.0" in str(caught.value)
+    check_sequences([good], max_context_tokens=4)
     with pytest.raises(LearnerError, match="context"):
-        check_sequences([good], vocab_size=VOCAB, max_context_tokens=3)
+        check_sequences([good], max_context_tokens=3)
 
 
 def test_duplicates_and_contradictions_are_refused() -> None:
     one = make_sequence(0, 0, reward=1.0)
-    limits = {"vocab_size": VOCAB, "max_context_tokens": 96}
+    limits = {"max_context_tokens": 96}
     with pytest.raises(LearnerError, match="twice"):
         check_sequences([one, make_sequence(0, 1), one], **limits)
     with pytest.raises(LearnerError, match="reward"):

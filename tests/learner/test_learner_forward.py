@@ -9,8 +9,8 @@ from learner_cases import VOCAB, batch_of, make_batch, make_decoder, make_sequen
 from transformers import AutoModelForCausalLM
 
 from hotpot.errors import LearnerError
-from hotpot.learner.batches import cut, lay_out
 from hotpot.learner.forward import score
+from hotpot.learner.passes import cut, lay_out
 from hotpot.models import save_model
 
 
@@ -30,7 +30,7 @@ def test_agrees_with_transformers(tmp_path, temperature: float, shape) -> None:
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     batch = batch_of(make_batch())
     found = scores_of(decoder, batch, temperature=temperature)
-    assert len(lay_out(batch.sequences).prefix) > 0
+    assert len(lay_out([[m] for m in batch.sequences]).prefix) > 0
     for member in batch.sequences:
         tokens = torch.from_numpy(member.sequence.tokens.astype(np.int64))[None]
         with torch.no_grad():
@@ -43,7 +43,7 @@ def test_agrees_with_transformers(tmp_path, temperature: float, shape) -> None:
 def test_any_cut_and_any_company_gives_the_same() -> None:
     decoder, batch = make_decoder(), batch_of(make_batch())
     alone = np.concatenate(
-        [score(decoder, lay_out([m]), temperature=1.0).logprobs.detach().numpy() for m in batch.sequences]
+        [score(decoder, lay_out([[m]]), temperature=1.0).logprobs.detach().numpy() for m in batch.sequences]
     )
     for max_tokens in (40, 100, 10_000):
         assert np.allclose(scores_of(decoder, batch, max_tokens=max_tokens), alone, atol=1e-5)
@@ -67,7 +67,7 @@ def test_a_loss_token_depends_on_everything_before_it_and_nothing_after() -> Non
 def test_gradients_reach_the_shared_prefix() -> None:
     batch = batch_of(make_batch())
     gradients = []
-    for micros in ([lay_out(batch.sequences)], [lay_out([m]) for m in batch.sequences]):
+    for micros in ([lay_out([[m] for m in batch.sequences])], [lay_out([[m]]) for m in batch.sequences]):
         decoder = make_decoder()
         for micro in micros:
             score(decoder, micro, temperature=1.0).logprobs.sum().backward()
@@ -77,7 +77,7 @@ def test_gradients_reach_the_shared_prefix() -> None:
 
 
 def test_raw_log_probabilities_and_entropy() -> None:
-    decoder, micro = make_decoder(), lay_out(batch_of(make_batch()).sequences)
+    decoder, micro = make_decoder(), lay_out([[m] for m in batch_of(make_batch()).sequences])
     hot, plain = (score(decoder, micro, temperature=t) for t in (2.0, 1.0))
     assert torch.allclose(hot.model_logprobs, plain.logprobs.detach(), atol=1e-6)
     assert not torch.allclose(hot.logprobs, plain.logprobs, atol=1e-2)
@@ -88,14 +88,14 @@ def test_raw_log_probabilities_and_entropy() -> None:
 def test_positions_beyond_the_context_are_refused_and_padding_there_is_not() -> None:
     batch = batch_of(make_batch())
     longest = max(m.num_inputs for m in batch.sequences)
-    alone = lay_out([m for m in batch.sequences if m.num_inputs == longest][:1])
+    alone = lay_out([[m for m in batch.sequences if m.num_inputs == longest][:1]])
     assert alone.tokens.shape[1] > longest, "the padding must run past the context"
     found = [
         score(make_decoder(max_context_tokens=context), alone, temperature=1.0).logprobs
         for context in (longest, 96)
     ]
     assert torch.equal(*found)
-    together = lay_out(batch.sequences)
+    together = lay_out([[m] for m in batch.sequences])
     assert len(together.prefix) > 0
     for micro in (alone, together):
         with pytest.raises(LearnerError, match=f"{longest} tokens .* context of {longest - 1}"):

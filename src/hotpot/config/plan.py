@@ -235,6 +235,11 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
             f"{rollout.max_steps} steps of {rollout.max_step_tokens} tokens do not fit in "
             f"rollout.max_context_tokens = {rollout.max_context_tokens}: long episodes end with max_context"
         )
+    if 0 < learner.segment_tokens < rollout.max_context_tokens:
+        notes.append(
+            f"learner.segment_tokens = {learner.segment_tokens}: longer episodes are learned in pieces, each without the "
+            f"context before it but for {learner.segment_overlap} tokens (learner.segment_overlap)"
+        )
     if learner.learning_rate == 0 and recipe.debug.mode != "rollout_only":
         notes.append("learner.learning_rate = 0: everything runs and the policy stays as it is")
     if recipe.topology.max_seconds is not None:

@@ -16,6 +16,10 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+MIN_SEGMENT_TOKENS = 64
+"""Shortest piece a trajectory may be cut into."""
+
+
 class Section(BaseModel):
     """Base of every section: closed, immutable, documented by the strings under its fields."""
 
@@ -190,6 +194,16 @@ class LearnerSection(Section):
     """Optimiser steps in a pass; trajectories are dealt to them evenly by token count."""
     micro_batch_tokens: PositiveInt = 16384
     """Largest padded size of one forward and backward pass, in tokens."""
+    segment_tokens: NonNegativeInt = 0
+    """Trajectories longer than this are cut into pieces of at most this many tokens (at least 64), each learned without
+    the context before it; 0 is off. Needs old_logprobs = ``recomputed`` where it cuts anything."""
+    segment_overlap: NonNegativeInt = 0
+    """Tokens that a piece repeats of the one before it, as context only; at most half of segment_tokens."""
+    advantage_merge: Literal["mean", "nearest_centre", "last"] = "nearest_centre"
+    """Which advantage estimate a token is learned with that overlapping pieces hold: the mean of all, that of the piece
+    whose middle is nearest, or the latest piece's. A group baseline gives them all the same."""
+    packing: Literal["padded", "packed"] = "padded"
+    """Layout of a pass: each sequence in a padded row of its own, or several end to end in a row."""
     learning_rate: NonNegativeFloat = 1.5e-4
     """Learning rate of AdamW; 0 runs everything and changes nothing."""
     final_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -204,6 +218,25 @@ class LearnerSection(Section):
     """Gradient norm is clipped to this."""
     max_skipped_in_a_row: PositiveInt = 5
     """Optimiser steps skipped for non-finite values, one after the other, before the run stops."""
+
+    @model_validator(mode="after")
+    def _segments_fit(self) -> Self:
+        if 0 < self.segment_tokens < MIN_SEGMENT_TOKENS:
+            raise ValueError(
+                f"learner.segment_tokens = {self.segment_tokens} leaves a piece no room for context; use 0 (off) or at "
+                f"least {MIN_SEGMENT_TOKENS}"
+            )
+        if self.segment_overlap and not self.segment_tokens:
+            raise ValueError(
+                f"learner.segment_overlap = {self.segment_overlap} without learner.segment_tokens has nothing to overlap; "
+                "set both, or neither"
+            )
+        if 2 * self.segment_overlap > self.segment_tokens:
+            raise ValueError(
+                f"learner.segment_overlap = {self.segment_overlap} is more than half of learner.segment_tokens = "
+                f"{self.segment_tokens}: most tokens would be computed three times; lower it"
+            )
+        return self
 
 
 class TopologySection(Section):
@@ -383,11 +416,27 @@ class Recipe(Section):
                 f"rollout.max_step_tokens = {self.rollout.max_step_tokens} leaves no room for a prompt in "
                 f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
             )
-        learns = self.debug.mode != "rollout_only"
-        if learns and self.learner.micro_batch_tokens < self.rollout.max_context_tokens:
-            raise ValueError(
-                f"learner.micro_batch_tokens = {self.learner.micro_batch_tokens} is less than "
-                f"rollout.max_context_tokens = {self.rollout.max_context_tokens}: the longest episode would fit in no "
-                "forward pass; raise the former, or lower the latter"
-            )
+        if self.debug.mode != "rollout_only":
+            self._check_pieces()
         return self
+
+    def _check_pieces(self) -> None:
+        """Refuse what cannot be learned: the longest piece in no pass, or a ratio across different contexts."""
+        learner, context = self.learner, self.rollout.max_context_tokens
+        cuts = 0 < learner.segment_tokens < context
+        longest, setting, what = (
+            (learner.segment_tokens, "learner.segment_tokens", "a piece")
+            if cuts
+            else (context, "rollout.max_context_tokens", "the longest episode")
+        )
+        if learner.micro_batch_tokens < longest:
+            raise ValueError(
+                f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than {setting} = {longest}: "
+                f"{what} would fit in no forward pass; raise the former, or lower the latter"
+            )
+        if cuts and learner.old_logprobs == "recorded":
+            raise ValueError(
+                f"learner.segment_tokens = {learner.segment_tokens} cuts episodes of up to "
+                f"rollout.max_context_tokens = {context} tokens: behind a cut the learner's log-probabilities lack context "
+                "that the recorded ones had, and their ratio means nothing; set learner.old_logprobs = 'recomputed'"
+            )

@@ -13,6 +13,7 @@
 ``lake``       Delta tables, one watermark a run        ``redact``    secrets out of text
 ``storage``    where a lake lies: a folder or S3         ``places``    from a name to folder, manifest and lake
 ``archive``    log segments to the lake, outages too     ``budget``    a stop before the disk is full
+``pieces``     segments cut to a length
 """
 
 from hotpot.experience.door import ArrowRecords
@@ -20,6 +21,7 @@ from hotpot.experience.gate import Refusal, check
 from hotpot.experience.health import ArchiveStatus
 from hotpot.experience.ledger import MARKS, Lease, Ledger, LedgerCounts
 from hotpot.experience.manifest import Manifest, read_manifest
+from hotpot.experience.pieces import Cutting, Markup, cut_sequence
 from hotpot.experience.reader import RunReader, open_run
 from hotpot.experience.redact import Redactor
 from hotpot.experience.requeue import Refused, RequeueReport, list_refused, requeue
@@ -37,6 +39,7 @@ __all__ = [
     "AppendReport",
     "ArchiveStatus",
     "ArrowRecords",
+    "Cutting",
     "ExperienceStore",
     "LakeLocation",
     "Lease",
@@ -44,6 +47,7 @@ __all__ = [
     "LedgerCounts",
     "Limits",
     "Manifest",
+    "Markup",
     "Redactor",
     "Refusal",
     "Refused",
@@ -51,6 +55,7 @@ __all__ = [
     "RunReader",
     "TrainingSequence",
     "check",
+    "cut_sequence",
     "from_table",
     "list_refused",
     "open_run",

@@ -27,7 +27,8 @@ class TrainingSequence:
     ``tokens`` int32 ``[n]``; ``loss_mask`` bool ``[n]``, true on sampled tokens; ``behaviour_logprobs`` and
     ``model_logprobs`` float32 ``[n]``, 0 where the mask is false; ``token_policy_version`` int32 ``[n]``, -1 where the
     mask is false; ``reward`` is the whole trajectory's total; ``weight`` multiplies the loss of its tokens; ``begin`` is
-    the place of its first token in the segment (above 0 where the segment was cut).
+    the place of its first token in the segment (above 0 where the segment was cut); ``parent`` is the trajectory it
+    forked from, if any: the parent's tokens stand in its first prompt, given and not sampled.
     """
 
     trajectory_id: str
@@ -41,6 +42,7 @@ class TrainingSequence:
     reward: float
     weight: float = 1.0
     begin: int = 0
+    parent: str | None = None
 
 
 def sequences(trajectory: Trajectory) -> list[TrainingSequence]:
@@ -93,4 +95,5 @@ def _sequence(trajectory: Trajectory, segment: int, steps: Sequence[StepRow]) ->
         model_logprobs=model,
         token_policy_version=versions,
         reward=trajectory.row.reward,
+        parent=trajectory.row.parent_trajectory_id,
     )

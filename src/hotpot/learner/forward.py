@@ -1,9 +1,10 @@
 """Log-probabilities of loss tokens: the model's forward pass over one micro-batch.
 
-Owns which hidden states become logits (those that predict a loss token, no others) and the computation of a shared
-prefix once for all rows. Knows no loss and no optimiser.
+Owns which hidden states become logits (those that predict a loss token, no others), the computation of a shared prefix
+once for all rows, and what each token of a packed row sees. Knows no loss and no optimiser.
 
-Invariant: the token at position t is scored from the hidden state at t - 1.
+Invariants: the token at position t is scored from the hidden state at t - 1; a token sees the prefix and its own
+sequence, whatever else stands in its row.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hotpot.errors import LearnerError
-from hotpot.learner.batches import MicroBatch
 from hotpot.learner.losses import entropy
+from hotpot.learner.passes import MicroBatch
 from hotpot.models import Decoder, DecoderConfig, KeyValueCache
 
 
@@ -79,42 +80,54 @@ def score(decoder: Decoder, micro: MicroBatch, *, temperature: float, spread: bo
 
 
 def _hidden(decoder: Decoder, micro: MicroBatch) -> Tensor:
-    """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``.
+    """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``, those of the prefix first.
 
     Raises :class:`LearnerError` where one of them would stand at a position the model does not know.
     """
-    tokens = torch.from_numpy(micro.tokens)
-    before, width = len(micro.prefix), tokens.shape[1]
-    needed, context = before + int(micro.columns.max()) + 1, decoder.config.max_context_tokens
+    needed, context = micro.num_positions, decoder.config.max_context_tokens
     if needed > context:
         raise LearnerError(
             f"a sequence has {needed} tokens before its last loss token, more than the model's context of {context}; "
             "cut it, or give a model with a longer context"
         )
+    tokens = torch.from_numpy(micro.tokens)
+    before, width = len(micro.prefix), tokens.shape[1]
+    columns = torch.arange(width)
+    starts = None if micro.starts is None else torch.from_numpy(micro.starts)
+    offsets = columns.expand(tokens.shape) if starts is None else columns - starts
     # Padding may run past the last position the model knows; what it computes there is never read.
-    positions = torch.arange(before, before + width).clamp(max=context - 1)
-    positions = positions.expand(tokens.shape)
+    positions = (before + offsets).clamp(max=context - 1)
     wanted = torch.from_numpy(micro.rows * width + micro.columns)
     if before == 0:
-        hidden: Tensor = decoder(tokens, positions, wanted=wanted)
-    else:
-        cache = SharedPrefix(decoder.config)
-        sees = torch.ones(before + width, before + width, dtype=torch.bool).tril()[None, None]
-        prefix = torch.from_numpy(micro.prefix)[None]
-        decoder(
-            prefix,
-            torch.arange(before)[None],
-            cache=cache,
-            rows=slice(0, 1),
-            attend=sees[:, :, :before, :before],
-            wanted=wanted[:0],
-        )
-        hidden = decoder(
-            tokens,
-            positions,
-            cache=cache,
-            rows=slice(0, len(tokens)),
-            attend=sees[:, :, before:],
-            wanted=wanted,
-        )
-    return hidden
+        attend = None if starts is None else _sees(starts, 0)
+        alone: Tensor = decoder(tokens, positions, attend=attend, wanted=wanted)
+        return alone
+    cache = SharedPrefix(decoder.config)
+    early: Tensor = decoder(
+        torch.from_numpy(micro.prefix)[None],
+        torch.arange(before)[None],
+        cache=cache,
+        rows=slice(0, 1),
+        attend=torch.ones(before, before, dtype=torch.bool).tril()[None, None],
+        wanted=torch.from_numpy(micro.prefix_columns),
+    )
+    late: Tensor = decoder(
+        tokens,
+        positions,
+        cache=cache,
+        rows=slice(0, len(tokens)),
+        attend=_sees(torch.zeros(1, width, dtype=torch.int64) if starts is None else starts, before),
+        wanted=wanted,
+    )
+    return torch.cat([early, late])
+
+
+def _sees(starts: Tensor, before: int) -> Tensor:
+    """Return which keys each token sees, bool ``[B, 1, L, before + L]``: the prefix, and its own sequence up to itself.
+
+    ``starts`` int64 ``[B, L]``: the column where each token's sequence begins.
+    """
+    columns = torch.arange(starts.shape[1])
+    own = (columns[None, None, :] <= columns[None, :, None]) & (columns[None, None, :] >= starts[:, :, None])
+    prefix = own.new_ones(*own.shape[:2], before)
+    return torch.cat([prefix, own], dim=2)[:, None]

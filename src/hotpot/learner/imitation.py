@@ -7,14 +7,14 @@ learner is, and lays them out with the same code.
 import math
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 
 from hotpot.config.recipe import WarmstartSection
 from hotpot.errors import LearnerError
 from hotpot.experience.segments import TrainingSequence
-from hotpot.learner.batches import BatchSequence, lay_out
+from hotpot.learner.batches import BatchSequence, make_member
 from hotpot.learner.forward import score
+from hotpot.learner.passes import lay_out
 from hotpot.models import Decoder
 
 
@@ -34,7 +34,9 @@ def imitate(
     decoder.train()
     for step, sequences in enumerate(batches):
         optimizer.param_groups[0]["lr"] = settings.learning_rate * _schedule(step, settings.steps)
-        loss = -score(decoder, lay_out(_members(sequences)), temperature=1.0).logprobs.mean()
+        loss = -score(
+            decoder, lay_out([[member] for member in _members(sequences)]), temperature=1.0
+        ).logprobs.mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(torch.nn.utils.clip_grad_norm_(decoder.parameters(), settings.max_grad_norm))
@@ -59,12 +61,7 @@ def _schedule(step: int, steps: int) -> float:
 
 def _members(sequences: Sequence[TrainingSequence]) -> list[BatchSequence]:
     members: list[BatchSequence] = []
-    start = 0
     for owner, sequence in enumerate(sequences):
-        positions = np.flatnonzero(sequence.loss_mask).astype(np.int64)
-        member = BatchSequence(
-            sequence=sequence, advantage=1.0, owner=owner, start=start, loss_positions=positions
-        )
-        members.append(member)
-        start = member.stop
+        start = members[-1].stop if members else 0
+        members.append(make_member(sequence, advantage=1.0, owner=owner, start=start))
     return members

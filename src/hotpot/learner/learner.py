@@ -2,7 +2,7 @@
 
 ::
 
-    sequences ─► checks ─► advantages by group id ─► batch (fixed order, hash)
+    sequences ─► checks ─► pieces ─► advantages by group id ─► batch (fixed order, hash)
                                                        │
                   first pass: log-probabilities at the starting weights
                   (no gradient; the first minibatch's come from its own training pass)
@@ -25,10 +25,10 @@ import torch
 
 from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
-from hotpot.experience.segments import TrainingSequence
+from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
 from hotpot.learner import checkpoint
 from hotpot.learner.advantages import Advantages, Member, group_advantages
-from hotpot.learner.batches import Batch, build_batch, check_sequences
+from hotpot.learner.batches import Batch, build_batch, check_arrays, check_sequences
 from hotpot.learner.results import LearnedSequence, NonFiniteError, OptimizerStep, UpdateResult
 from hotpot.learner.steps import UpdateSteps
 from hotpot.models import Decoder, DecoderConfig, Weights
@@ -45,6 +45,7 @@ class Learner:
     seed: seed of the run, for the deal of trajectories to minibatches.
     temperature: the training temperature; log-probabilities in the ratio are of softmax(logits / temperature).
     reference: the policy to stay close to; needed where ``kl_coefficient`` > 0, measured wherever given.
+    markup: the chat template's tokens, which a cut into pieces keeps whole (``learner.segment_tokens``).
 
     Raises :class:`LearnerError` where these cannot work together.
     """
@@ -58,6 +59,7 @@ class Learner:
         seed: int,
         temperature: float,
         reference: Decoder | None = None,
+        markup: Markup | None = None,
     ) -> None:
         if not temperature > 0:
             raise LearnerError(
@@ -71,6 +73,11 @@ class Learner:
             _check_reference(reference.config, decoder.config)
         self.decoder, self.settings, self.reference = decoder, settings, reference
         self.total_updates, self.seed, self.temperature = total_updates, seed, temperature
+        self._cutting = Cutting(
+            segment_tokens=settings.segment_tokens,
+            overlap=settings.segment_overlap,
+            markup=markup or Markup(),
+        )
         self.update_number = 0
         self.lost_updates = 0
         self.optimizer_steps = 0
@@ -94,7 +101,7 @@ class Learner:
         """Learn one batch.
 
         ``sequences``: every segment of every trajectory collected for the update (dropped groups included, so that
-        their statistics are reported). ``policy_version``: the version of the weights as they stand now. ``peers``:
+        their statistics are reported), whole: the learner cuts them where the settings say so. ``policy_version``: the version of the weights as they stand now. ``peers``:
         members of the sequences' groups that are not learned from now but count in the baseline.
 
         Raises :class:`LearnerError` where a sequence cannot be learned from, :class:`NonFiniteError` with the update as
@@ -103,9 +110,11 @@ class Learner:
         if not sequences:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
         config = self.decoder.config
-        check_sequences(sequences, vocab_size=config.vocab_size, max_context_tokens=config.max_context_tokens)
+        check_arrays(sequences, vocab_size=config.vocab_size)
+        pieces = [piece for sequence in sequences for piece in cut_sequence(sequence, self._cutting)]
+        check_sequences(pieces, max_context_tokens=config.max_context_tokens)
         advantages = self._advantages(sequences, peers)
-        batch = build_batch(sequences, advantages)
+        batch = build_batch(pieces, advantages, merge=self.settings.advantage_merge)
         staleness = policy_version - batch.policy_versions
         if len(staleness) and staleness.min() < 0:
             raise LearnerError(
@@ -185,6 +194,8 @@ class Learner:
     ) -> UpdateResult:
         """Return what ``run`` came to, whole or cut off."""
         staleness = policy_version - batch.policy_versions
+        # What a piece lost of its context, the sampler saw: their log-probabilities are not comparable.
+        comparable = (staleness == 0) & batch.whole_context
         return UpdateResult(
             update=update,
             policy_version=policy_version,
@@ -199,7 +210,7 @@ class Learner:
             steps=tuple(steps),
             learning_rate=self.learning_rate(update),
             has_reference=self.reference is not None,
-            agreement=run.agreement(staleness == 0),
+            agreement=run.agreement(comparable),
             advantage_mean=float(batch.advantages.mean()) if len(staleness) else 0.0,
             advantage_std=float(batch.advantages.std()) if len(staleness) else 0.0,
             staleness_mean=float(staleness.mean()) if len(staleness) else 0.0,

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from hotpot.config.recipe import LearnerSection
 from hotpot.learner import masked
-from hotpot.learner.batches import Batch, BatchSequence, MicroBatch, cut, deal
+from hotpot.learner.batches import Batch, BatchSequence, deal
 from hotpot.learner.forward import score
 from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss, token_weights
+from hotpot.learner.passes import MicroBatch, cut
 from hotpot.learner.results import Agreement, OptimizerStep
 from hotpot.models import Decoder
 
@@ -123,20 +124,23 @@ class UpdateSteps:
         given = torch.tensor([member.sequence.weight for member in members], dtype=torch.float64)
         shares = token_weights(mask, owners, self._settings.aggregation) * given[:, None]
         weights[flat] = shares[mask].numpy()
-        micros = cut(members, max_tokens=self._pass_tokens)
+        micros = self._passes(members)
         return Minibatch(epoch=epoch, index=index, members=members, micros=micros, weights=weights)
+
+    def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
+        return cut(members, max_tokens=self._pass_tokens, packing=self._settings.packing)
 
     @torch.no_grad()
     def _first_pass(self) -> None:
         started = {member.start for member in self._plan[0][0].members}
         rest = [member for member in self._batch.sequences if member.start not in started]
-        for micro in cut(rest, max_tokens=self._pass_tokens):
+        for micro in self._passes(rest):
             scores = score(self._decoder, micro, temperature=self._temperature, spread=False)
             self.first[micro.flat] = scores.logprobs.numpy()
             self.first_model[micro.flat] = scores.model_logprobs.numpy()
         if self._reference is not None:
             self._reference_logprobs = np.zeros(self._batch.num_loss_tokens)
-            for micro in cut(self._batch.sequences, max_tokens=self._pass_tokens):
+            for micro in self._passes(self._batch.sequences):
                 scores = score(self._reference, micro, temperature=self._temperature, spread=False)
                 self._reference_logprobs[micro.flat] = scores.logprobs.numpy()
 

@@ -16,7 +16,7 @@ from hotpot.config import Recipe
 from hotpot.engine import Engine
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.evaluation import Evaluator, MeasuredVersions
-from hotpot.experience import ExperienceStore
+from hotpot.experience import ExperienceStore, Markup
 from hotpot.learner import Learner
 from hotpot.models import Decoder, checksum, measure_threads, training_work
 from hotpot.observability.gauges import ProcessGauges
@@ -161,10 +161,17 @@ def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
         seed=recipe.run.seed,
         temperature=recipe.sampling.training.temperature or 1.0,
         reference=made.reference,
+        markup=_markup(made),
     )
     if history.source is not None:
         learner.load(history.source)
     return learner
+
+
+def _markup(made: Ingredients) -> Markup:
+    """Return the tokens that the chat template is written with; runs of spaces that a tokenizer adds are none."""
+    ids = frozenset(index for text, index in made.tokenizer.added_ids.items() if text.strip())
+    return Markup(ids=ids, ends=frozenset(made.dialect.stop_tokens))
 
 
 def _engine(
