@@ -5,7 +5,8 @@ with their lengths and a checksum. Knows nothing of what the blocks stand for.
 
 Invariants: a file appears whole or not at all; one of the wrong length or checksum counts as missing and is removed; the
 files together never exceed the bound, the one used longest ago goes first; a file taken away from outside (or the whole
-folder) is missing from the next look on. Nothing here is the only copy of anything.
+folder) is missing from the next look on. Nothing here is the only copy of anything, so a disk that takes no more costs
+time and nothing else: it is told by :meth:`BlockCache.take_failures`.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ class BlockCache:
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._open: dict[str, FlatBlock] = {}
+        self._failures: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):
             left.unlink(missing_ok=True)
@@ -68,15 +70,31 @@ class BlockCache:
         if sum(map(len, data)) > self._max_bytes:
             return flat
         self._evict(sum(map(len, data)))
-        self._folder.mkdir(parents=True, exist_ok=True)
-        draft = self._path(name).with_suffix(".tmp")
-        with draft.open("wb") as file:
-            for part in data:
-                file.write(part)
-        draft.replace(self._path(name))
+        try:
+            self._write(self._path(name), data)
+        except OSError as error:
+            self._failures.append(f"{self._path(name)}: {error}")
+            return flat
         self._sizes[name] = sum(map(len, data))
         self._open.pop(name, None)
         return self.get(name) or flat
+
+    def take_failures(self) -> list[str]:
+        """Return why blocks could not be kept since this was asked last."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def _write(self, path: Path, data: tuple[Any, ...]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        try:
+            with draft.open("wb") as file:
+                for part in data:
+                    file.write(part)
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_ENDING}"

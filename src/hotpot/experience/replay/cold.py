@@ -53,6 +53,10 @@ class Cold:
         )
         return batch, lines[~there]
 
+    def take_failures(self) -> list[str]:
+        """Return why the cache could not keep what it was given, since this was asked last."""
+        return self._cache.take_failures()
+
     def _parts(self, lines: NDArray[np.int64]) -> Iterator[Part]:
         """Yield, block by block, the places in it and the places in ``lines``."""
         segments = self._index.segments
