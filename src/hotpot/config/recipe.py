@@ -180,6 +180,9 @@ class LearnerSection(Section):
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Old log-probabilities of the ratio: as the engine recorded them, or recomputed by the learner before the first step.
     ``recomputed`` is required where training samples from a filtered distribution."""
+    replayed_ratio_cap: PositiveFloat = 1.0
+    """A replayed token counts by the ratio of the policy the update starts from to the policy that sampled it, at most
+    this (truncated importance weight, arXiv:1802.01561); its clip is around the former (arXiv:2110.00641)."""
     kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the k3 estimate of KL(new || reference) in the loss; 0 is off."""
     reference_path: Path | None = None

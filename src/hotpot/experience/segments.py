@@ -27,7 +27,8 @@ class TrainingSequence:
     ``tokens`` int32 ``[n]``; ``loss_mask`` bool ``[n]``, true on sampled tokens; ``behaviour_logprobs`` and
     ``model_logprobs`` float32 ``[n]``, 0 where the mask is false; ``token_policy_version`` int32 ``[n]``, -1 where the
     mask is false; ``reward`` is the whole trajectory's total; ``weight`` multiplies the loss of its tokens; ``begin`` is
-    the place of its first token in the segment (above 0 where the segment was cut).
+    the place of its first token in the segment (above 0 where the segment was cut); ``replayed`` says that it was learned
+    from before and drawn again.
     """
 
     trajectory_id: str
@@ -41,6 +42,7 @@ class TrainingSequence:
     reward: float
     weight: float = 1.0
     begin: int = 0
+    replayed: bool = False
 
 
 def sequences(trajectory: Trajectory) -> list[TrainingSequence]:

@@ -95,7 +95,8 @@ class Learner:
 
         ``sequences``: every segment of every trajectory collected for the update (dropped groups included, so that
         their statistics are reported). ``policy_version``: the version of the weights as they stand now. ``peers``:
-        members of the sequences' groups that are not learned from now but count in the baseline.
+        members of the sequences' groups that are not learned from now but count in the baseline. Sequences marked
+        ``replayed`` are weighed as in :mod:`hotpot.learner.replayed`.
 
         Raises :class:`LearnerError` where a sequence cannot be learned from, :class:`NonFiniteError` with the update as
         far as it came where ``max_skipped_in_a_row`` optimiser steps were skipped one after the other.
@@ -184,7 +185,7 @@ class Learner:
         policy_version: int,
     ) -> UpdateResult:
         """Return what ``run`` came to, whole or cut off."""
-        staleness = policy_version - batch.policy_versions
+        staleness = (policy_version - batch.policy_versions)[~run.replayed.mask]
         return UpdateResult(
             update=update,
             policy_version=policy_version,
@@ -199,9 +200,9 @@ class Learner:
             steps=tuple(steps),
             learning_rate=self.learning_rate(update),
             has_reference=self.reference is not None,
-            agreement=run.agreement(staleness == 0),
-            advantage_mean=float(batch.advantages.mean()) if len(staleness) else 0.0,
-            advantage_std=float(batch.advantages.std()) if len(staleness) else 0.0,
+            agreement=run.agreement((batch.policy_versions == policy_version) & ~run.replayed.mask),
+            advantage_mean=float(batch.advantages.mean()) if len(batch.advantages) else 0.0,
+            advantage_std=float(batch.advantages.std()) if len(batch.advantages) else 0.0,
             staleness_mean=float(staleness.mean()) if len(staleness) else 0.0,
             staleness_max=int(staleness.max()) if len(staleness) else 0,
             learned=_learned(batch, run),
@@ -245,7 +246,7 @@ def _check_reference(reference: DecoderConfig, policy: DecoderConfig) -> None:
 
 def _learned(batch: Batch, run: UpdateSteps) -> tuple[LearnedSequence, ...]:
     """Return what the update learned from each token of each sequence, in the batch's order."""
-    learned = []
+    learned, old = [], run.old
     for position, member in enumerate(batch.sequences):
         mask = member.sequence.loss_mask
         learned.append(
@@ -260,7 +261,7 @@ def _learned(batch: Batch, run: UpdateSteps) -> tuple[LearnedSequence, ...]:
                 loss_mask=mask.astype("int32"),
                 advantages=member.per_token(batch.advantages),
                 returns=(mask * member.sequence.reward).astype("float32"),
-                old_logprobs=member.per_token(run.old),
+                old_logprobs=member.per_token(old),
                 new_logprobs=member.per_token(run.first),
             )
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from hotpot.config import Recipe
 from hotpot.errors import RecipeError, RunFolderError
 from hotpot.experience import Lease, RunReader, from_table, read_trajectories
+from hotpot.topology.batch import UpdateBatch
 from hotpot.topology.history import known_versions
 from hotpot.topology.session import Session
 from hotpot.types import Purpose, Trajectory, VersionRow
@@ -55,9 +56,10 @@ def run_from_record(session: Session) -> None:
         with session.timeline.span("store"):
             session.store.ledger.lease([_lease(trajectory) for trajectory in copied])
         kept = session.intake.keep(copied)
-        result = session.learn(update, kept)
+        batch = UpdateBatch(update=update, collected=kept, source="cold")
+        result = session.learn(batch)
         published = session.publish(update)
-        session.record_update(result, kept, published, source="cold")
+        session.record_update(result, batch, published)
         session.stop.check()
         session.due()
 
