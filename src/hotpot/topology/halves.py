@@ -48,11 +48,11 @@ def run_from_record(session: Session) -> None:
     if source is None:
         raise ValueError("learn_from_record needs debug.source_run")
     session.store.record(_foreign_versions(source, session))
-    for batch in recorded_batches(source, session.recipe.rollout.tasks_per_batch):
+    for recorded in recorded_batches(source, session.recipe.rollout.tasks_per_batch):
         if session.progress.done >= session.recipe.topology.updates or session.out_of_time():
             return
         update = session.begin_update()
-        copied = [_adopt(session.run_id, trajectory) for trajectory in batch]
+        copied = [_adopt(session.run_id, trajectory) for trajectory in recorded]
         with session.timeline.span("store"):
             session.store.ledger.lease([_lease(trajectory) for trajectory in copied])
         kept = session.intake.keep(copied)
