@@ -351,6 +351,11 @@ class Recipe(Section):
                 f"rollout.max_step_tokens = {self.rollout.max_step_tokens} leaves no room for a prompt in "
                 f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
             )
+        if self.replay.share > 0 and self.debug.mode == "learn_from_record":
+            raise ValueError(
+                f"replay.share = {self.replay.share} has no meaning where debug.mode is learn_from_record: everything "
+                "comes from the record there; set it to 0"
+            )
         learns = self.debug.mode != "rollout_only"
         if learns and self.learner.micro_batch_tokens < self.rollout.max_context_tokens:
             raise ValueError(
