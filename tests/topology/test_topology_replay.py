@@ -85,7 +85,8 @@ def test_draws_that_fall_short_or_repeat_are_events(run) -> None:
     uses = reader.sql(
         "select count(*) - count(distinct trajectory_id) as n from consumptions where source <> 'fresh'"
     )["n"][0].as_py()
-    assert sum(again) == uses > 0
+    # Repeats inside an epoch; the first uses of the next epoch are repeats for the ledger only.
+    assert 0 < sum(again) <= uses
 
 
 def test_a_run_that_goes_on_draws_what_one_that_never_stopped_draws(run, recipe) -> None:
