@@ -41,6 +41,8 @@ class FlatBatch:
 
     def sequences(self) -> list[TrainingSequence]:
         """Return one training sequence per segment of each trajectory, in order: views into the batch."""
+        if not len(self.tokens):
+            return []
         begins = np.concatenate([[True], self.segments[1:] != self.segments[:-1]])
         begins[self.offsets[:-1]] = True
         edges = np.append(np.flatnonzero(begins), len(self.tokens))
@@ -157,7 +159,7 @@ def _placed(parts: Sequence[tuple[list[Any], NDArray[np.int64]]], size: int) -> 
 
 
 def _joined(parts: Sequence[tuple[list[NDArray[Any]], NDArray[np.int64]]], size: int) -> NDArray[Any]:
-    return np.concatenate(_placed(parts, size)) if size else np.zeros(0)
+    return np.concatenate(_placed(parts, size)) if size else np.zeros(0, np.int64)
 
 
 def _ragged(steps: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
