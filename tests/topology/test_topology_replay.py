@@ -89,6 +89,16 @@ def test_draws_that_fall_short_or_repeat_are_events(run) -> None:
     assert 0 < sum(again) <= uses
 
 
+def test_only_what_did_better_than_its_group_is_drawn_where_told_so(run) -> None:
+    reader = open_run(run(*REPLAY, "replay.only_positive=true", "topology.updates=4"))
+    drawn = reader.sql(
+        "select t.reward > g.reward_mean as better from consumptions c join trajectories t using (trajectory_id) "
+        "join groups g on g.group_id = t.group_id where c.source <> 'fresh'"
+    )["better"].to_pylist()
+    assert drawn
+    assert all(drawn)
+
+
 def test_a_run_that_goes_on_draws_what_one_that_never_stopped_draws(run, recipe) -> None:
     whole = open_run(run(*REPLAY, "run.id=whole", "topology.updates=5"))
     folder = run(*REPLAY, "run.id=parts", "topology.updates=2")
@@ -127,8 +137,8 @@ def test_after_a_kill_the_same_draws_follow(tmp_path: Path, model: Path) -> None
         "store.archive_every_batches=2", "store.archive_every_s=0.05",
     ]  # fmt: skip
     assert start("whole", "never", str(recipe), *settings, "run.id=whole") == 0
-    # In the evaluation after update 2: its checkpoint is there, update 3 has not begun.
-    code = start("killed", "evaluating:14:9", str(recipe), *settings, "run.id=killed")
+    # Just after the evaluation that follows update 2: its checkpoint is there, update 3 has not begun.
+    code = start("killed", "evaluated:2:9", str(recipe), *settings, "run.id=killed")
     assert code == -signal.SIGKILL
     assert [number for number, _, _ in learned(open_run(tmp_path / "killed"))] == [1, 2]
     assert start("killed", "never", "--resume", "killed", "--runs", str(tmp_path)) == 0

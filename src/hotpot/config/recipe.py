@@ -262,6 +262,9 @@ class ReplaySection(Section):
     """Under ``recency``: updates after which a trajectory is drawn half as often."""
     positive_weight: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 4.0
     """Under ``positive``: how many times as often a trajectory with a positive advantage is drawn as one without."""
+    only_positive: bool = False
+    """Draw nothing but trajectories with a positive advantage (self-imitation, arXiv:1806.05635). Failures that come back
+    without the successes beside them unlearn what both share: set this wherever successes are drawn more often."""
     importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.4
     """How far the loss weights correct the choice (arXiv:1511.05952): 0 not at all, 1 back to a uniform draw."""
     hot_rounds: PositiveInt = 8
