@@ -120,12 +120,12 @@ def test_replay_and_learning_from_a_record_are_not_mixed(recipe, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_after_a_kill_the_same_draws_follow(tmp_path: Path, model: Path) -> None:
     def start(run_id: str, kill: str, *arguments: str) -> int:
         process = subprocess.run(
             [sys.executable, str(WORKER), kill, "train", *arguments], capture_output=True, text=True, check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180,
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300,
         )  # fmt: skip
         assert process.returncode in {0, -signal.SIGKILL}, process.stdout + process.stderr
         return process.returncode
