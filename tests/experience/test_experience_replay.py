@@ -268,6 +268,20 @@ def test_the_cache_keeps_its_bound(run, max_bytes):
     assert large.cold
 
 
+def test_a_disk_that_takes_nothing_costs_time_and_is_told(run, monkeypatch):
+    for update in range(1, 4):
+        run.update(update, num_fresh=0)
+    run.store.flush()
+    settings = ReplaySection(share=0.5, hot_share=0.0, hot_rounds=1)
+    expected = run.reopened(settings, cache="other").draw(9, 4)
+    replay = run.reopened(settings)
+    shutil.rmtree(run.folder.parent / "cache")
+    (run.folder.parent / "cache").write_text("no folder")
+    draw = replay.draw(9, 4)
+    assert summary(draw)[0] == summary(expected)[0]
+    assert {kind for kind, _ in draw.events} == {"replay_cache_failed"}
+
+
 def test_what_the_lake_holds_no_more_is_not_drawn(run, monkeypatch):
     for update in range(1, 4):
         run.update(update, num_fresh=0)

@@ -48,7 +48,8 @@ class Block:
         owners = found.combine_chunks().fill_null(-1).to_numpy()
         counts = np.bincount(owners[owners >= 0], minlength=rows.num_rows)
         whole = counts == rows.column("num_steps").to_numpy()
-        kept = np.flatnonzero((owners >= 0) & whole[owners])
+        # The entry more is for steps of no row, whose owner is -1.
+        kept = np.flatnonzero(np.append(whole, False)[owners])
         kept = kept[np.argsort(owners[kept], kind="stable")]
         if not np.array_equal(kept, np.arange(steps.num_rows)):
             steps = steps.take(kept)

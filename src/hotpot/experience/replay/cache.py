@@ -5,7 +5,8 @@ with their lengths and a checksum. Knows nothing of what the blocks stand for.
 
 Invariants: a file appears whole or not at all; one of the wrong length or checksum counts as missing and is removed; the
 files together never exceed the bound, the one used longest ago goes first; a file taken away from outside (or the whole
-folder) is missing from the next look on. Nothing here is the only copy of anything.
+folder) is missing from the next look on. Nothing here is the only copy of anything, so a disk that takes no more costs
+time and nothing else: it is told by :meth:`BlockCache.take_failures`.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from hotpot.experience.replay.block import Block
-from hotpot.experience.replay.flat import FlatColumns
+from hotpot.experience.replay.flat import FlatBlock
 
 _TRAILER = struct.Struct("<8sQQQ")
 _MAGIC = b"hotpot-1"
@@ -30,7 +31,8 @@ class BlockCache:
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._open: dict[str, FlatColumns] = {}
+        self._open: dict[str, FlatBlock] = {}
+        self._failures: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):
             left.unlink(missing_ok=True)
@@ -43,7 +45,7 @@ class BlockCache:
         """Bytes of the files."""
         return sum(self._sizes.values())
 
-    def get(self, name: str) -> FlatColumns | None:
+    def get(self, name: str) -> FlatBlock | None:
         """Return a block, or None where it is missing or damaged. The first look at a file verifies its checksum."""
         path = self._path(name)
         if not path.exists():
@@ -61,22 +63,38 @@ class BlockCache:
         self._sizes[name] = self._sizes.pop(name, path.stat().st_size)
         return found
 
-    def put(self, name: str, block: Block) -> FlatColumns:
+    def put(self, name: str, block: Block) -> FlatBlock:
         """Keep a block, and return it as :meth:`get` would. What was used longest ago makes room."""
-        columns = FlatColumns(block)
-        data = _encoded(block)
+        flat = FlatBlock.of(block)
+        data = _encoded(flat.block)
         if sum(map(len, data)) > self._max_bytes:
-            return columns
+            return flat
         self._evict(sum(map(len, data)))
-        self._folder.mkdir(parents=True, exist_ok=True)
-        draft = self._path(name).with_suffix(".tmp")
-        with draft.open("wb") as file:
-            for part in data:
-                file.write(part)
-        draft.replace(self._path(name))
+        try:
+            self._write(self._path(name), data)
+        except OSError as error:
+            self._failures.append(f"{self._path(name)}: {error}")
+            return flat
         self._sizes[name] = sum(map(len, data))
         self._open.pop(name, None)
-        return self.get(name) or columns
+        return self.get(name) or flat
+
+    def take_failures(self) -> list[str]:
+        """Return why blocks could not be kept since this was asked last."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def _write(self, path: Path, data: tuple[Any, ...]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        try:
+            with draft.open("wb") as file:
+                for part in data:
+                    file.write(part)
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_ENDING}"
@@ -121,7 +139,7 @@ def _stream(table: pa.Table) -> Any:
     return sink.getvalue()
 
 
-def _read(path: Path) -> FlatColumns | None:
+def _read(path: Path) -> FlatBlock | None:
     with contextlib.suppress(FileNotFoundError), pa.memory_map(str(path)) as file:
         data: Any = file.read_buffer()
         if len(data) < _TRAILER.size:
@@ -134,5 +152,5 @@ def _read(path: Path) -> FlatColumns | None:
             pa.ipc.open_stream(data.slice(begin, size)).read_all()
             for begin, size in ((0, steps), (steps, rows))
         ]
-        return FlatColumns(Block(rows=tables[1], steps=tables[0]))
+        return FlatBlock(Block(rows=tables[1], steps=tables[0]))
     return None

@@ -162,7 +162,7 @@ class Replay:
         return found
 
     def _events(self, lines: NDArray[np.int64], size: int) -> Events:
-        events: Events = []
+        events: Events = [("replay_cache_failed", {"reason": reason}) for reason in self.cold.take_failures()]
         again = int(self.index.consumed[lines].sum())
         if again:
             detail = {"num": again, "epoch_since_update": self.index.epoch_since}
