@@ -33,6 +33,15 @@ def test_the_chain_from_tasks_to_optimiser_steps() -> None:
     assert plan.max_total_sampled_tokens == 7 * 900
 
 
+def test_replayed_trajectories_come_on_top_of_the_episodes() -> None:
+    plan = make_plan(recipe("replay.share=0.3", "rollout.tasks_per_batch=4", "rollout.samples_per_task=4"))
+    assert (plan.episodes_per_update, plan.replayed_per_update) == (16, 7)
+    assert plan.max_episodes_per_optimizer_step == 6
+    assert make_plan(recipe()).replayed_per_update == 0
+    risky = make_plan(recipe("replay.share=0.3", "replay.weighting=positive"))
+    assert any("only_positive" in note for note in risky.notes)
+
+
 @pytest.mark.parametrize(
     ("updates", "every", "greedy", "scheduled"),
     [(60, 20, True, 2), (61, 20, False, 3), (5, 20, True, 0), (5, 0, True, 0), (1, 1, True, 0)],

@@ -13,6 +13,7 @@ from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.learner import Learner, NonFiniteError
 from hotpot.learner.batches import deal
+from hotpot.learner.replayed import importance
 from hotpot.models import checksum
 
 
@@ -59,11 +60,14 @@ def independent_losses(
     first = [torch.zeros_like(p) for p in parameters]
     second = [torch.zeros_like(p) for p in parameters]
     batch, losses, step = batch_of(sequences), [], 0
-    old = {}
+    old, factor = {}, {}
     for m in batch.sequences:
         recorded = torch.from_numpy(m.sequence.behaviour_logprobs[1:])
         recomputed = plain_logprobs(decoder, m.sequence, temperature).detach()
-        old[m.start] = recorded if settings.old_logprobs == "recorded" else recomputed
+        again = m.sequence.replayed
+        old[m.start] = recorded if settings.old_logprobs == "recorded" and not again else recomputed
+        importance = (recomputed - recorded).exp().clamp(max=settings.replayed_ratio_cap)
+        factor[m.start] = m.sequence.weight * (importance if again else torch.ones_like(recorded))
     for epoch in range(settings.epochs):
         for hand in deal(batch, minibatches=settings.minibatches, seed=0, update=1, epoch=epoch):
             terms = []
@@ -76,7 +80,7 @@ def independent_losses(
                 if settings.kl_coefficient:
                     r = plain_logprobs(reference, m.sequence, temperature).detach() - new
                     loss = loss + settings.kl_coefficient * (r.exp() - 1 - r)
-                terms.append(loss[mask])
+                terms.append((loss * factor[m.start])[mask])
             if settings.aggregation == "token_mean":
                 total = torch.cat(terms).mean()
             else:
@@ -217,6 +221,44 @@ def test_a_sampler_that_forgets_the_temperature_shows() -> None:
     sequences = recorded_by(decoder, make_batch(), temperature=1.0)
     result = make_learner(decoder, temperature=0.7).update(sequences, update=1, policy_version=3)
     assert result.agreement.maximum > 0.1
+
+
+@pytest.mark.parametrize("cap", [1.0, 2.0])
+def test_replayed_sequences_count_by_their_capped_importance_and_are_clipped_around_the_start(
+    cap: float,
+) -> None:
+    sequences = recorded_by(make_decoder(5), make_batch())
+    again = [
+        dataclasses.replace(s, replayed=i % 2 == 0, weight=0.5 if i % 3 == 0 else 1.0)
+        for i, s in enumerate(sequences)
+    ]
+    learner = make_learner(epochs=2, replayed_ratio_cap=cap)
+    expected = independent_losses(make_decoder(), None, again, learner.settings, 1.0)
+    result = learner.update(again, update=1, policy_version=3)
+    assert result.losses == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    assert any(abs(a - b) > 1e-3 for a, b in zip(expected, make_learner(epochs=2).update(
+        sequences, update=1, policy_version=3).losses, strict=True))  # fmt: skip
+    for learned, s in zip(result.learned, again, strict=True):
+        on = s.loss_mask
+        old = learned.new_logprobs if s.replayed else s.behaviour_logprobs
+        assert np.array_equal(learned.old_logprobs[on], old[on])
+
+
+def test_staleness_and_agreement_are_of_what_was_not_replayed() -> None:
+    sequences = make_batch(version=1)
+    fresh = make_sequence(7, 0, reward=1.0, version=3)
+    batch = [dataclasses.replace(s, replayed=True) for s in sequences]
+    result = make_learner().update(
+        [*batch, fresh, make_sequence(7, 1, version=3)], update=1, policy_version=3
+    )
+    assert (result.staleness_mean, result.staleness_max) == (0.0, 0)
+    num_fresh = int(fresh.loss_mask.sum() + make_sequence(7, 1).loss_mask.sum())
+    assert result.agreement.num_tokens == num_fresh < result.num_loss_tokens
+
+
+def test_importance_is_capped_without_overflow() -> None:
+    proximal, behaviour = np.array([0.0, -1.0, -2.0, -1e4]), np.array([-1e4, -1.0, -1.0, 0.0])
+    assert importance(proximal, behaviour, 1.5) == pytest.approx([1.5, 1.0, math.exp(-1), 0.0])
 
 
 def test_stale_tokens_are_counted_and_not_compared() -> None:

@@ -16,7 +16,9 @@ from hotpot.metrics import CUTS, METRICS, Metric, gauge_names, metric, sql
 from hotpot.testing.records import make_row, make_trajectory
 from hotpot.types import (
     TABLES,
+    ConsumptionRow,
     EvaluationRow,
+    LearnedTokensRow,
     MetricRow,
     Purpose,
     QuarantineRow,
@@ -70,6 +72,8 @@ def make_rows() -> Rows:
     return {
         "trajectories": trajectories,
         "steps": steps,
+        "consumptions": [_consumption(*use) for use in USES],
+        "learned_tokens": [_learned(random, *use, position) for use in USES for position in range(2)],
         "updates": [_update(random, number) for number in range(1, 4)],
         "evaluations": [_evaluation(random, number) for number in range(6)],
         "quarantine": _refused(trajectories),
@@ -92,6 +96,29 @@ def _refused(trajectories: list[TrajectoryRow]) -> list[QuarantineRow]:
     return found
 
 
+USES = ((1, "t1", "fresh"), (2, "t1", "hot"), (2, "t2", "fresh"), (3, "t1", "hot"), (3, "t0", "cold"))
+"""(update, trajectory, source) of every use; each of two sequences."""
+
+
+def _consumption(update: int, trajectory_id: str, source: str) -> ConsumptionRow:
+    return make_row(
+        ConsumptionRow, update=update, trajectory_id=trajectory_id, source=source, weight=_weight(update)
+    )
+
+
+def _learned(
+    random: np.random.Generator, update: int, trajectory_id: str, _source: str, position: int
+) -> LearnedTokensRow:
+    return make_row(
+        LearnedTokensRow, update=update, trajectory_id=trajectory_id, position=position, weight=_weight(update),
+        policy_version=int(trajectory_id[1]), env_version="env@1+a", advantages=random.random(3).astype(np.float32),
+    )  # fmt: skip
+
+
+def _weight(update: int) -> float:
+    return 0.25 * update
+
+
 def _update(random: np.random.Generator, number: int) -> UpdateRow:
     drawn = {
         column.name: float(random.random())
@@ -102,7 +129,7 @@ def _update(random: np.random.Generator, number: int) -> UpdateRow:
     return make_row(
         UpdateRow, **drawn, update=number, policy_version=number, grad_norms=norms, losses=norms,
         reference_kl=None if number == 2 else 0.5 * number, num_loss_tokens=10 * number, num_tokens=30 * number,
-        num_collected_tokens=50 * number,
+        num_collected_tokens=50 * number, num_trajectories=2, num_replayed=number - 1,
         num_padding_tokens=7 * number, optimizer_steps=0 if number == 3 else number, skipped_steps=4 - number,
         staleness_max=number, epochs=number, num_groups=5, num_groups_kept=number, started_us=number * 3_000_000,
         finished_us=number * 3_000_000 + number * 400_000,
@@ -242,6 +269,10 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "learn/tokens_per_s": lambda r: sum(u.num_tokens * u.epochs for u in r["updates"]) / of_updates(r, "learn_s"),
     "learn/padding_share": lambda r: of_updates(r, "num_padding_tokens")
     / (of_updates(r, "num_padding_tokens") + of_updates(r, "num_tokens")),
+    "replay/share": lambda r: (0 + 1 + 2) / 6,
+    "replay/weight_mean": lambda r: mean([_weight(2), _weight(3), _weight(3)]),
+    "replay/staleness_mean": lambda r: mean([2 - 1, 3 - 1, 3 - 0]),
+    "replay/uses_mean": lambda r: 3 / 2,
     "evaluation/success_rate": lambda r: measured(r, "success_rate", "evaluation"),
     "evaluation/success_rate_greedy": lambda r: measured(r, "success_rate", "evaluation_greedy"),
     "evaluation/reward_mean": lambda r: measured(r, "reward_mean", "evaluation"),

@@ -26,7 +26,7 @@ def test_plain_output_is_one_line_per_row() -> None:
     with LiveView("r", 3, console=Console(file=file, width=40)) as view:
         view.evaluation(EVALUATION)
         view.update(update(1))
-        view.update(update(2, skipped_steps=1))
+        view.update(update(2, skipped_steps=1, num_replayed=3, num_trajectories=8))
         view.message("[note] as it stands")
     lines = file.getvalue().splitlines()
     assert len(lines) == 4
@@ -35,6 +35,8 @@ def test_plain_output_is_one_line_per_row() -> None:
     assert "tokens/s=500" in lines[1]
     assert "generate=50% environment=0% store=0% learn=25% publish=0% other=25%" in lines[1]
     assert "skipped=1" in lines[2]
+    assert "replayed=3/8" in lines[2]
+    assert "replayed" not in lines[1]
     assert lines[3] == "[note] as it stands"
 
 

@@ -46,6 +46,7 @@ class Plan:
     epochs: int
     minibatches: int
     optimizer_steps_per_update: int
+    replayed_per_update: int
     max_episodes_per_optimizer_step: int
     micro_batch_tokens: int
     min_episodes_per_micro_batch: int
@@ -90,6 +91,8 @@ def make_plan(recipe: Recipe) -> Plan:
     sampled = min(rollout.max_steps * rollout.max_step_tokens, rollout.max_context_tokens)
     context = rollout.max_context_tokens
     steps = learner.epochs * learner.minibatches if learns else 0
+    share = recipe.replay.share if collects and learns else 0.0
+    replayed = math.floor(batch * share / (1 - share) + 0.5)
     # A run that only collects measures nothing: its policy is the one it began with.
     settings = (2 if evaluation.greedy else 1) if learns else 0
     every = evaluation.every_updates if learns else 0
@@ -111,7 +114,8 @@ def make_plan(recipe: Recipe) -> Plan:
         epochs=learner.epochs,
         minibatches=learner.minibatches,
         optimizer_steps_per_update=steps,
-        max_episodes_per_optimizer_step=math.ceil(batch / learner.minibatches),
+        replayed_per_update=replayed,
+        max_episodes_per_optimizer_step=math.ceil((batch + replayed) / learner.minibatches),
         micro_batch_tokens=learner.micro_batch_tokens,
         min_episodes_per_micro_batch=max(1, learner.micro_batch_tokens // context),
         updates=topology.updates,
@@ -176,8 +180,10 @@ def _learner_lines(plan: Plan) -> tuple[_Row, ...]:
     return (
         (part, "optimiser steps", plan.optimizer_steps_per_update, "steps",
          f"{plan.epochs} learner.epochs x {plan.minibatches} learner.minibatches"),
+        (part, "replayed trajectories, at most", plan.replayed_per_update, "trajectories",
+         "episodes x replay.share / (1 - replay.share), rounded"),
         (part, "episodes in one, about", plan.max_episodes_per_optimizer_step, "episodes",
-         "episodes / learner.minibatches, rounded up; dealt evenly by tokens"),
+         "episodes and replayed / learner.minibatches, rounded up; dealt evenly by tokens"),
         (part, "one forward pass, at most", plan.micro_batch_tokens, "tokens",
          "learner.micro_batch_tokens, padding included"),
         (part, "episodes in one, at least", plan.min_episodes_per_micro_batch, "episodes",
@@ -239,6 +245,11 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
         notes.append(
             f"learner.segment_tokens = {learner.segment_tokens}: longer episodes are learned in pieces, each without the "
             f"context before it but for {learner.segment_overlap} tokens (learner.segment_overlap)"
+        )
+    if recipe.replay.share > 0 and recipe.replay.weighting == "positive" and not recipe.replay.only_positive:
+        notes.append(
+            "replay.weighting = positive without replay.only_positive: where successes run out the draws are failures "
+            "alone, which unlearn what both share"
         )
     if learner.learning_rate == 0 and recipe.debug.mode != "rollout_only":
         notes.append("learner.learning_rate = 0: everything runs and the policy stays as it is")

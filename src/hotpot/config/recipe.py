@@ -184,6 +184,9 @@ class LearnerSection(Section):
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Old log-probabilities of the ratio: as the engine recorded them, or recomputed by the learner before the first step.
     ``recomputed`` is required where training samples from a filtered distribution."""
+    replayed_ratio_cap: PositiveFloat = 1.0
+    """A replayed token counts by the ratio of the policy the update starts from to the policy that sampled it, at most
+    this (truncated importance weight, arXiv:1802.01561); its clip is around the former (arXiv:2110.00641)."""
     kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the k3 estimate of KL(new || reference) in the loss; 0 is off."""
     reference_path: Path | None = None
@@ -358,6 +361,9 @@ class ReplaySection(Section):
     """Under ``recency``: updates after which a trajectory is drawn half as often."""
     positive_weight: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 4.0
     """Under ``positive``: how many times as often a trajectory with a positive advantage is drawn as one without."""
+    only_positive: bool = False
+    """Draw nothing but trajectories with a positive advantage (self-imitation, arXiv:1806.05635). Failures that come back
+    without the successes beside them unlearn what both share: set this wherever successes are drawn more often."""
     importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.4
     """How far the loss weights correct the choice (arXiv:1511.05952): 0 not at all, 1 back to a uniform draw."""
     hot_rounds: PositiveInt = 8
@@ -447,6 +453,11 @@ class Recipe(Section):
             raise ValueError(
                 f"rollout.max_step_tokens = {self.rollout.max_step_tokens} leaves no room for a prompt in "
                 f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
+            )
+        if self.replay.share > 0 and self.debug.mode == "learn_from_record":
+            raise ValueError(
+                f"replay.share = {self.replay.share} has no meaning where debug.mode is learn_from_record: everything "
+                "comes from the record there; set it to 0"
             )
         if self.debug.mode != "rollout_only":
             self._check_pieces()

@@ -28,7 +28,8 @@ class TrainingSequence:
     ``model_logprobs`` float32 ``[n]``, 0 where the mask is false; ``token_policy_version`` int32 ``[n]``, -1 where the
     mask is false; ``reward`` is the whole trajectory's total; ``weight`` multiplies the loss of its tokens; ``begin`` is
     the place of its first token in the segment (above 0 where the segment was cut); ``parent`` is the trajectory it
-    forked from, if any: the parent's tokens stand in its first prompt, given and not sampled.
+    forked from, if any: the parent's tokens stand in its first prompt, given and not sampled; ``replayed`` says that it
+    was learned from before and drawn again.
     """
 
     trajectory_id: str
@@ -43,6 +44,7 @@ class TrainingSequence:
     weight: float = 1.0
     begin: int = 0
     parent: str | None = None
+    replayed: bool = False
 
 
 def sequences(trajectory: Trajectory) -> list[TrainingSequence]:

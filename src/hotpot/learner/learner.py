@@ -101,8 +101,10 @@ class Learner:
         """Learn one batch.
 
         ``sequences``: every segment of every trajectory collected for the update (dropped groups included, so that
-        their statistics are reported), whole: the learner cuts them where the settings say so. ``policy_version``: the version of the weights as they stand now. ``peers``:
-        members of the sequences' groups that are not learned from now but count in the baseline.
+        their statistics are reported), whole: the learner cuts
+        them where the settings say so. ``policy_version``: the version of the weights as they stand now. ``peers``:
+        members of the sequences' groups that are not learned from now but count in the baseline. Sequences marked
+        ``replayed`` are weighed as in :mod:`hotpot.learner.replayed`.
 
         Raises :class:`LearnerError` where a sequence cannot be learned from, :class:`NonFiniteError` with the update as
         far as it came where ``max_skipped_in_a_row`` optimiser steps were skipped one after the other.
@@ -194,8 +196,10 @@ class Learner:
     ) -> UpdateResult:
         """Return what ``run`` came to, whole or cut off."""
         staleness = policy_version - batch.policy_versions
+        fresh = ~run.replayed.mask
         # What a piece lost of its context, the sampler saw: their log-probabilities are not comparable.
-        comparable = (staleness == 0) & batch.whole_context
+        comparable = (staleness == 0) & batch.whole_context & fresh
+        staleness = staleness[fresh]
         return UpdateResult(
             update=update,
             policy_version=policy_version,
@@ -211,8 +215,8 @@ class Learner:
             learning_rate=self.learning_rate(update),
             has_reference=self.reference is not None,
             agreement=run.agreement(comparable),
-            advantage_mean=float(batch.advantages.mean()) if len(staleness) else 0.0,
-            advantage_std=float(batch.advantages.std()) if len(staleness) else 0.0,
+            advantage_mean=float(batch.advantages.mean()) if len(batch.advantages) else 0.0,
+            advantage_std=float(batch.advantages.std()) if len(batch.advantages) else 0.0,
             staleness_mean=float(staleness.mean()) if len(staleness) else 0.0,
             staleness_max=int(staleness.max()) if len(staleness) else 0,
             learned=_learned(batch, run),
@@ -256,7 +260,7 @@ def _check_reference(reference: DecoderConfig, policy: DecoderConfig) -> None:
 
 def _learned(batch: Batch, run: UpdateSteps) -> tuple[LearnedSequence, ...]:
     """Return what the update learned from each token of each sequence, in the batch's order."""
-    learned = []
+    learned, old = [], run.old
     for position, member in enumerate(batch.sequences):
         mask = member.sequence.loss_mask
         learned.append(
@@ -271,7 +275,7 @@ def _learned(batch: Batch, run: UpdateSteps) -> tuple[LearnedSequence, ...]:
                 loss_mask=mask.astype("int32"),
                 advantages=member.per_token(batch.advantages),
                 returns=(mask * member.sequence.reward).astype("float32"),
-                old_logprobs=member.per_token(run.old),
+                old_logprobs=member.per_token(old),
                 new_logprobs=member.per_token(run.first),
             )
         )

@@ -83,7 +83,8 @@ class UpdateResult:
     """One update. With no group with signal ``steps`` and ``learned`` are empty and every mean is 0.
 
     Counts: ``num_tokens`` given and sampled tokens of the batch; ``num_padding_tokens`` padding that one pass over it
-    computes, ``num_shared_tokens`` those it computes once for several rows. Advantage and staleness are over the batch's loss tokens.
+    computes, ``num_shared_tokens`` those it computes once for several rows. Advantages are over the
+    batch's loss tokens, staleness over those that were not replayed.
     """
 
     update: int

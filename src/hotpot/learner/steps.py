@@ -22,6 +22,7 @@ from hotpot.learner.batches import Batch, BatchSequence, deal
 from hotpot.learner.forward import score
 from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss, token_weights
 from hotpot.learner.passes import MicroBatch, cut
+from hotpot.learner.replayed import Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
 from hotpot.models import Decoder
 
@@ -45,7 +46,7 @@ class UpdateSteps:
     """The optimiser steps of one batch.
 
     ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights, at the training temperature and
-    at 1; ``old`` float64 ``[N]``: those in the ratio's denominator. All are complete once :meth:`run` is exhausted.
+    at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``: which loss tokens are.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class UpdateSteps:
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._entropy = np.zeros(batch.num_loss_tokens)
         self._recompute = settings.old_logprobs == "recomputed"
-        self.old = self.first if self._recompute else batch.behaviour_logprobs
+        self.replayed = Replayed.of(batch)
         self._reference_logprobs: NDArray[np.float64] | None = None
         self._plan = [
             [
@@ -90,6 +91,12 @@ class UpdateSteps:
         for epoch in self._plan:
             for minibatch in epoch:
                 yield self._step(minibatch, starting=minibatch.epoch == 0 and minibatch.index == 0)
+
+    @property
+    def old(self) -> NDArray[np.float64]:
+        """Log-probabilities in the ratio's denominator, float64 ``[N]``."""
+        recorded = self.first if self._recompute else self._batch.behaviour_logprobs
+        return self.replayed.old(recorded, self.first)
 
     @cached_property
     def num_padding(self) -> int:
@@ -185,10 +192,21 @@ class UpdateSteps:
             new_logprobs=new.double(),
             old_logprobs=pick(self.old),
             advantages=pick(self._batch.advantages),
-            weights=pick(minibatch.weights),
+            weights=torch.from_numpy(self._weights(micro, minibatch)),
             mask=torch.ones(len(micro.flat), dtype=torch.bool),
             reference_logprobs=reference,
         )
+
+    def _weights(self, micro: MicroBatch, minibatch: Minibatch) -> NDArray[np.float64]:
+        """Return the weights of the pass's loss tokens, ``[k]``, the importance of replayed ones multiplied in."""
+        weights, flat = minibatch.weights[micro.flat], micro.flat
+        if not self.replayed.any:
+            return weights
+        # A sampler that filtered is compared by the raw model's log-probabilities, as in :meth:`agreement`.
+        proximal = self.first_model if self._recompute else self.first
+        sampled = self._batch.model_logprobs if self._recompute else self._batch.behaviour_logprobs
+        factors = importance(proximal[flat], sampled[flat], self._settings.replayed_ratio_cap)
+        return np.where(self.replayed.mask[flat], weights * factors, weights)
 
     def _finish(self, minibatch: Minibatch, broken: set[int]) -> tuple[float, tuple[str, ...]]:
         """Step the optimiser, or skip; return the gradient norm and who is to blame for a skip."""

@@ -124,12 +124,12 @@ _TRUST = (
         remedy="As for learn/logprob_difference_mean; a rising trend is an alarm even at learning rate 0.",
     ),
     _per_loss_token(
-        "learn/staleness_mean", "staleness_mean", "policy versions", "Mean staleness over loss tokens.",
+        "learn/staleness_mean", "staleness_mean", "policy versions", "Mean staleness over the loss tokens that were not replayed.",
         "0 in sync",
         "Publish more often, or lower the queue's depth.",
     ),
     define(
-        "learn/staleness_max", "updates", "policy versions", "Largest staleness of any loss token.",
+        "learn/staleness_max", "updates", "policy versions", "Largest staleness of any loss token that was not replayed.",
         "max(staleness_max)", "1",
         healthy="0 in sync; at most the bound elsewhere",
         remedy="Lower the staleness bound.",

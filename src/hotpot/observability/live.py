@@ -116,6 +116,10 @@ class LiveView:
             Text(f"success {sparkline(self._success)}"),
             Text(time_line(row)),
         ]
+        if row.num_replayed:
+            parts.append(
+                Text(f"{row.num_replayed} of {row.num_trajectories} trajectories in the loss replayed")
+            )
         if row.skipped_steps:
             parts.append(Text(f"{row.skipped_steps} optimiser steps skipped: not finite", style="red"))
         return Group(*parts, self._progress)
@@ -131,11 +135,12 @@ class LiveView:
 def update_line(row: UpdateRow) -> str:
     """Return one update as one line of text."""
     skipped = f" skipped={row.skipped_steps}" if row.skipped_steps else ""
+    replayed = f" replayed={row.num_replayed}/{row.num_trajectories}" if row.num_replayed else ""
     return (
         f"update {row.update}: reward={_number(row.reward_mean)} success={row.success_rate:.3f} "
         f"loss={_number(row.loss)} kl={_number(row.approx_kl)} clip={_number(row.clip_fraction)} "
         f"grad={_number(row.grad_norm)} entropy={_number(row.entropy)} "
-        f"groups={row.num_groups_kept}/{row.num_groups} tokens/s={tokens_per_s(row):.0f} {time_line(row)}{skipped}"
+        f"groups={row.num_groups_kept}/{row.num_groups}{replayed} tokens/s={tokens_per_s(row):.0f} {time_line(row)}{skipped}"
     )
 
 

@@ -60,6 +60,7 @@ def summarise(inputs: SummaryInputs) -> dict[str, Any]:
         "updates": len(inputs.updates),
         "optimizer_steps": sum(row.optimizer_steps for row in inputs.updates),
         "skipped_steps": sum(row.skipped_steps for row in inputs.updates),
+        "replayed_share": _share(inputs.updates),
         "seconds": seconds,
         "seconds_total": total_s,
         "tokens_per_s": inputs.num_tokens / total_s if total_s > 0 else None,
@@ -113,6 +114,11 @@ def _evaluation(row: EvaluationRow) -> dict[str, Any]:
         "split": row.split,
         **_interval(row),
     }
+
+
+def _share(updates: Sequence[UpdateRow]) -> float:
+    """Return the share of the trajectories in the loss that were replayed."""
+    return sum(row.num_replayed for row in updates) / max(sum(row.num_trajectories for row in updates), 1)
 
 
 def _point(row: UpdateRow) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from hotpot.config import Recipe
 from hotpot.errors import RecipeError, RunFolderError
 from hotpot.experience import Lease, RunReader, from_table, read_trajectories
+from hotpot.topology.batch import UpdateBatch
 from hotpot.topology.history import known_versions
 from hotpot.topology.session import Session
 from hotpot.types import SCHEMA_VERSION, Purpose, Trajectory, VersionRow
@@ -48,17 +49,18 @@ def run_from_record(session: Session) -> None:
     if source is None:
         raise ValueError("learn_from_record needs debug.source_run")
     session.store.record(_foreign_versions(source, session))
-    for batch in recorded_batches(source, session.recipe.rollout.tasks_per_batch):
+    for recorded in recorded_batches(source, session.recipe.rollout.tasks_per_batch):
         if session.progress.done >= session.recipe.topology.updates or session.out_of_time():
             return
         update = session.begin_update()
-        copied = [_adopt(session.run_id, trajectory) for trajectory in batch]
+        copied = [_adopt(session.run_id, trajectory) for trajectory in recorded]
         with session.timeline.span("store"):
             session.store.ledger.lease([_lease(trajectory) for trajectory in copied])
         kept = session.intake.keep(copied)
-        result = session.learn(update, kept)
+        batch = UpdateBatch(update=update, collected=kept, source="cold")
+        result = session.learn(batch)
         published = session.publish(update)
-        session.record_update(result, kept, published, source="cold")
+        session.record_update(result, batch, published)
         session.stop.check()
         session.due()
 

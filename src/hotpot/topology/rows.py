@@ -5,12 +5,13 @@ One place where a learner's result, the collected trajectories and the loop's wa
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from hotpot.ids import canonical_json
-from hotpot.learner import UpdateResult
+from hotpot.learner import GroupStatistics, UpdateResult
+from hotpot.topology.batch import UpdateBatch
 from hotpot.types import (
     SCHEMA_VERSION,
     TABLES,
@@ -42,9 +43,12 @@ class UpdateFrame:
     seed: int
 
 
-def update_row(frame: UpdateFrame, collected: Sequence[Trajectory], result: UpdateResult) -> UpdateRow:
-    """Return the row of table ``updates``."""
-    rows = [trajectory.row for trajectory in collected]
+def update_row(frame: UpdateFrame, batch: UpdateBatch, result: UpdateResult) -> UpdateRow:
+    """Return the row of table ``updates``: rewards and groups are those of what was collected, the loss of all."""
+    rows = [trajectory.row for trajectory in batch.collected]
+    learned = {learned.trajectory_id for learned in result.learned}
+    drawn = [d.trajectory.row for d in batch.drawn if d.trajectory_id in learned]
+    groups = _collected_groups(batch, result)
     return UpdateRow(
         run_id=frame.run_id,
         update=result.update,
@@ -52,15 +56,15 @@ def update_row(frame: UpdateFrame, collected: Sequence[Trajectory], result: Upda
         policy_version=result.policy_version,
         new_policy_version=frame.new_policy_version,
         batch_hash=result.batch_hash,
-        num_groups=len(result.groups),
-        num_groups_kept=result.num_groups_kept,
+        num_groups=len(groups),
+        num_groups_kept=sum(group.kept for group in groups),
         num_trajectories=result.num_trajectories,
         num_tokens=result.num_tokens,
         num_collected_tokens=sum(row.num_prompt_tokens + row.num_sampled_tokens for row in rows),
         num_loss_tokens=result.num_loss_tokens,
         num_padding_tokens=result.num_padding_tokens,
         num_shared_tokens=result.num_shared_tokens,
-        num_replayed=0,
+        num_replayed=len(drawn),
         epochs=result.epochs,
         optimizer_steps=len(result.taken),
         skipped_steps=result.skipped_steps,
@@ -87,9 +91,9 @@ def update_row(frame: UpdateFrame, collected: Sequence[Trajectory], result: Upda
         success_rate=_mean(float(row.success) for row in rows),
         staleness_mean=result.staleness_mean,
         staleness_max=result.staleness_max,
-        env_version=_joined(row.env_version for row in rows),
-        reward_version=_joined(row.reward_version for row in rows),
-        prompt_version=_joined(row.prompt_version for row in rows),
+        env_version=_joined(row.env_version for row in [*rows, *drawn]),
+        reward_version=_joined(row.reward_version for row in [*rows, *drawn]),
+        prompt_version=_joined(row.prompt_version for row in [*rows, *drawn]),
         schema_version=SCHEMA_VERSION,
         started_us=frame.started_us,
         finished_us=now_us(),
@@ -103,10 +107,13 @@ def update_row(frame: UpdateFrame, collected: Sequence[Trajectory], result: Upda
     )
 
 
-def group_rows(run_id: str, collected: Sequence[Trajectory], result: UpdateResult) -> list[GroupRow]:
-    """Return one row of table ``groups`` per group collected, kept or not."""
+def group_rows(run_id: str, batch: UpdateBatch, result: UpdateResult) -> list[GroupRow]:
+    """Return one row of table ``groups`` per group collected, kept or not.
+
+    A group has its row from the update that collected it; that it was drawn again stands in ``consumptions``.
+    """
     members: dict[str, list[Trajectory]] = {}
-    for trajectory in collected:
+    for trajectory in batch.collected:
         members.setdefault(trajectory.row.group_id, []).append(trajectory)
     return [
         GroupRow(
@@ -125,15 +132,13 @@ def group_rows(run_id: str, collected: Sequence[Trajectory], result: UpdateResul
             policy_version=min(t.row.policy_version for t in members[group.group_id]),
             schema_version=SCHEMA_VERSION,
         )
-        for group in result.groups
+        for group in _collected_groups(batch, result)
     ]
 
 
-def learned_rows(
-    run_id: str, collected: Sequence[Trajectory], result: UpdateResult
-) -> list[LearnedTokensRow]:
+def learned_rows(run_id: str, batch: UpdateBatch, result: UpdateResult) -> list[LearnedTokensRow]:
     """Return one row of table ``learned_tokens`` per sequence in the batch, in its order."""
-    by_id = {trajectory.row.trajectory_id: trajectory.row for trajectory in collected}
+    by_id = {trajectory.row.trajectory_id: trajectory.row for trajectory in batch.trajectories}
     return [
         LearnedTokensRow(
             run_id=run_id,
@@ -160,9 +165,9 @@ def learned_rows(
     ]
 
 
-def consumption_rows(run_id: str, result: UpdateResult, *, source: str) -> list[ConsumptionRow]:
+def consumption_rows(run_id: str, batch: UpdateBatch, result: UpdateResult) -> list[ConsumptionRow]:
     """Return one row of table ``consumptions`` per trajectory that the update's loss fell on."""
-    at_us = now_us()
+    at_us, sources = now_us(), batch.sources
     weights = {learned.trajectory_id: learned.weight for learned in result.learned}
     return [
         ConsumptionRow(
@@ -170,7 +175,7 @@ def consumption_rows(run_id: str, result: UpdateResult, *, source: str) -> list[
             trajectory_id=trajectory_id,
             update=result.update,
             epochs=result.epochs,
-            source=source,
+            source=sources[trajectory_id],
             weight=weight,
             time_us=at_us,
             schema_version=SCHEMA_VERSION,
@@ -217,6 +222,11 @@ def event_row(
         time_us=now_us(),
         schema_version=SCHEMA_VERSION,
     )
+
+
+def _collected_groups(batch: UpdateBatch, result: UpdateResult) -> list[GroupStatistics]:
+    collected = {trajectory.row.group_id for trajectory in batch.collected}
+    return [group for group in result.groups if group.group_id in collected]
 
 
 def _joined(versions: Iterable[str]) -> str:

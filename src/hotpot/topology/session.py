@@ -18,7 +18,8 @@ from hotpot.engine import Engine
 from hotpot.envs import BoundEnvironment
 from hotpot.errors import EnvironmentFailure
 from hotpot.evaluation import Evaluator
-from hotpot.experience import ExperienceStore, TrainingSequence, sequences
+from hotpot.experience import ExperienceStore
+from hotpot.experience.replay import Replay
 from hotpot.learner import Learner, NonFiniteError, UpdateResult
 from hotpot.models import PolicyTokenizer, use_threads
 from hotpot.observability.gauges import ProcessGauges
@@ -26,11 +27,12 @@ from hotpot.observability.live import LiveView
 from hotpot.rollout import EpisodePlan, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology import rows
+from hotpot.topology.batch import UpdateBatch, learnable
 from hotpot.topology.checkpoints import write_checkpoint
 from hotpot.topology.history import History
 from hotpot.topology.intake import Intake
 from hotpot.topology.stopping import StopSignal
-from hotpot.types import EndReason, EvaluationRow, Trajectory, UpdateRow
+from hotpot.types import EvaluationRow, Trajectory, UpdateRow
 from hotpot.versions import Version
 
 
@@ -69,6 +71,7 @@ class Session:
         sampler: TaskSampler,
         learner: Learner,
         evaluator: Evaluator[EpisodePlan],
+        replay: Replay | None,
         prompt: Version,
         gauges: ProcessGauges,
         timeline: Timeline,
@@ -81,7 +84,7 @@ class Session:
         self.recipe, self.run_id, self.folder = recipe, run_id, folder
         self.environment, self.tokenizer, self.prompt = environment, tokenizer, prompt
         self.store, self.engine, self.intake, self.sampler = store, engine, intake, sampler
-        self.learner, self.evaluator = learner, evaluator
+        self.learner, self.evaluator, self.replay = learner, evaluator, replay
         self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
         self.threads, self.progress = threads, progress
         self.history = history
@@ -102,25 +105,34 @@ class Session:
         self._started_us = rows.now_us()
         return update
 
-    def learn(self, update: int, trajectories: Sequence[Trajectory]) -> UpdateResult:
+    def draw(self, update: int, collected: Sequence[Trajectory]) -> UpdateBatch:
+        """Return the batch of ``update``: what was collected for it, and what replay draws beside it, if it is on."""
+        if self.replay is None:
+            return UpdateBatch(update=update, collected=collected)
+        with self.timeline.span("replay"):
+            draw = self.replay.draw(update, num_fresh=len(learnable(collected)))
+        return UpdateBatch(update=update, collected=collected, drawn=draw.items, events=draw.events)
+
+    def learn(self, batch: UpdateBatch) -> UpdateResult:
         """Learn one batch; the weights change.
 
-        Trajectories that a time limit cut are left out: how long a tool or a machine took is no reward of 0. Raises
-        :class:`EnvironmentFailure` where nothing is left to learn from, with the reasons.
+        Raises :class:`EnvironmentFailure` with the reasons where nothing was collected that can be learned from.
         """
-        learnable = [t for t in trajectories if t.row.end_reason != EndReason.MAX_SECONDS]
-        if not learnable:
+        update, collected, fresh = batch.update, batch.collected, learnable(batch.collected)
+        if not fresh:
             raise EnvironmentFailure(
-                f"update {update} has no trajectory to learn from: {len(trajectories)} collected, "
-                f"{len(trajectories) - len(learnable)} cut by rollout.max_seconds; {self.intake.failures()}"
+                f"update {update} has no trajectory to learn from: {len(collected)} collected, "
+                f"{len(collected) - len(fresh)} cut by rollout.max_seconds; {self.intake.failures()}"
             )
         use_threads(self.threads.learner)
         with self.timeline.span("learn"):
-            batch: list[TrainingSequence] = [
-                part for trajectory in learnable for part in sequences(trajectory)
-            ]
             try:
-                return self.learner.update(batch, update=update, policy_version=self.progress.policy_version)
+                return self.learner.update(
+                    batch.sequences(),
+                    update=update,
+                    policy_version=self.progress.policy_version,
+                    peers=batch.peers(),
+                )
             except NonFiniteError as error:
                 culprits = list(error.result.skipped_trajectories)
                 self.store.record([self.event("non_finite", {"update": update, "trajectories": culprits})])
@@ -137,10 +149,10 @@ class Session:
         self.progress.policy_version = version
         return [rows.version_row(self.run_id, described), self.event("publish", detail)]
 
-    def record_update(
-        self, result: UpdateResult, collected: Sequence[Trajectory], published: Sequence[Any], *, source: str
-    ) -> None:
-        """Write everything about one update in one frame, and move the run's position onto it."""
+    def record_update(self, result: UpdateResult, batch: UpdateBatch, published: Sequence[Any]) -> None:
+        """Write everything about one update in one frame, and move the run's position onto it; replay may draw what it
+        learned from then on.
+        """
         totals, before = self.timeline.totals(), self._totals
         self._totals = totals
         frame = rows.UpdateFrame(
@@ -151,15 +163,19 @@ class Session:
             seconds={name: totals[name] - before.get(name, 0.0) for name in totals},
             seed=self.recipe.run.seed,
         )
-        row = rows.update_row(frame, collected, result)
+        row = rows.update_row(frame, batch, result)
+        events = [self.event(kind, dict(detail)) for kind, detail in batch.events]
         with self.timeline.span("store", whole=True):
             self.store.record_update(
                 row,
-                rows.group_rows(self.run_id, collected, result),
-                rows.learned_rows(self.run_id, collected, result),
-                rows.consumption_rows(self.run_id, result, source=source),
-                [*published, *self.measure(result.update)],
+                rows.group_rows(self.run_id, batch, result),
+                rows.learned_rows(self.run_id, batch, result),
+                rows.consumption_rows(self.run_id, batch, result),
+                [*published, *events, *self.measure(result.update)],
             )
+        if self.replay is not None:
+            with self.timeline.span("replay"):
+                self.replay.add(result.update, learnable(batch.collected))
         self.progress.update, self.progress.done = result.update, self.progress.done + 1
         self.updates.append(row)
         self.view.update(row)

@@ -3,11 +3,12 @@
 ::
 
     task sampler ──plans──► rollout ⇄ engine ──trajectories──► store ──accepted──► learner ──weights──► engine
-         ▲                                                                            │
-         └───────────────────────────── next update ◄──── record, evaluate, checkpoint┘
+         ▲                                                              replay ──drawn──►│ ▲
+         │                                                                 └──accepted───┼─┘ (once recorded)
+         └───────────────────────────── next update ◄──── record, evaluate, checkpoint ◄─┘
 
 One thread, and everything in it waits for everything else: generation while nothing learns, learning while nothing is
-generated. Staleness is 0. Nothing hangs on the clock, so a deterministic run repeats bit for bit.
+generated. Staleness of what was just collected is 0. Nothing hangs on the clock, so a deterministic run repeats bit for bit.
 """
 
 from hotpot.topology.session import Session
@@ -25,8 +26,9 @@ def run_sync(session: Session) -> None:
         update = session.begin_update()
         plans = session.sampler.issue(recipe.rollout.tasks_per_batch)
         collected = session.intake.collect(plans, Purpose.TRAINING)
-        result = session.learn(update, collected)
+        batch = session.draw(update, collected)
+        result = session.learn(batch)
         published = session.publish(update)
-        session.record_update(result, collected, published, source="fresh")
+        session.record_update(result, batch, published)
         session.stop.check()
         session.due()

@@ -16,7 +16,8 @@ from hotpot.config import Recipe
 from hotpot.engine import Engine
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.evaluation import Evaluator, MeasuredVersions
-from hotpot.experience import ExperienceStore, Markup
+from hotpot.experience import ExperienceStore, Markup, RunReader
+from hotpot.experience.replay import Replay
 from hotpot.learner import Learner
 from hotpot.models import Decoder, checksum, measure_threads, training_work
 from hotpot.observability.gauges import ProcessGauges
@@ -105,6 +106,7 @@ def wire(
             sampler=sampler,
             learner=learner,
             evaluator=_evaluator(made, engine, intake, sampler, store, sampling, run_id),
+            replay=_replay(recipe, folder) if resume != EVALUATING else None,
             prompt=made.prompt,
             gauges=ProcessGauges(run_id),
             timeline=timeline,
@@ -216,6 +218,15 @@ def _rollout(
         timeline=timeline,
         system_prompt=made.system_prompt,
         deterministic=recipe.run.deterministic,
+    )
+
+
+def _replay(recipe: Recipe, folder: Path) -> Replay | None:
+    """Return what draws from the run's own record; None where the recipe replays nothing."""
+    if recipe.replay.share == 0 or recipe.debug.mode != "train":
+        return None
+    return Replay.open(
+        RunReader.open(folder), recipe.replay, seed=recipe.run.seed, cache_folder=folder / "cache"
     )
 
 

@@ -127,6 +127,8 @@ class Replay:
         eligible = index.eligible & index.present
         if oldest is not None:
             eligible &= index.updates >= update - oldest
+        if self.settings.only_positive:
+            eligible &= index.advantages > 0
         lines = np.flatnonzero(eligible)
         hot = np.zeros(index.num_lines, np.bool_)
         hot[self.hot.places] = True

@@ -1,0 +1,46 @@
+"""Tokens that an older policy sampled and replay brought back: what their ratio is to, and how much they count.
+
+With the recorded log-probabilities as the old ones, the clip holds the policy near the one that *sampled*: a success
+that has since become likelier by more than the clip has no gradient left, however rare it still is, and a failure that
+has become likelier pushes with an unbounded ratio. So the two roles of the old policy are taken apart (decoupled
+objective, "Batch size-invariance for policy optimization", arXiv:2110.00641): the clip is around the policy the update
+starts from (*proximal*), and the whole term is multiplied by the importance weight proximal / behaviour, truncated from
+above (IMPALA, arXiv:1802.01561) for both signs of the advantage.
+
+Invariant: a batch without replayed tokens is computed as if this module were not there.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotpot.learner.batches import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replayed:
+    """The replayed loss tokens of one batch. ``mask`` bool ``[N]``; ``any`` whether there are some."""
+
+    mask: NDArray[np.bool_]
+    any: bool
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        """Return those of ``batch``."""
+        flags = [member.sequence.replayed for member in batch.sequences]
+        lengths = [len(member.loss_positions) for member in batch.sequences]
+        return cls(mask=np.repeat(np.array(flags, dtype=np.bool_), lengths), any=any(flags))
+
+    def old(self, recorded: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the old log-probabilities of the ratio, ``[N]``: ``first`` on replayed tokens, else ``recorded``."""
+        return np.where(self.mask, first, recorded) if self.any else recorded
+
+
+def importance(
+    proximal: NDArray[np.float64], behaviour: NDArray[np.float64], cap: float
+) -> NDArray[np.float64]:
+    """Return min(cap, proximal / behaviour) per token from log-probabilities ``[k]``; never overflows."""
+    return np.exp(np.minimum(proximal - behaviour, math.log(cap)))
