@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hotpot.experience import Limits, check, to_table
-from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
+from hotpot.testing.records import make_fork, make_group, make_leases, make_row, make_trajectory
 from hotpot.types import TABLES, Purpose
 
 
@@ -35,6 +35,31 @@ def test_a_group_shares_its_task():
     assert len({t.row.task_id for t in group}) == 1
     assert [t.row.reward for t in group] == [0.0, 0.5, 0.0]
     assert [lease.attempt_id for lease in make_leases(group)] == ["4.0.0", "4.1.0", "4.2.0"]
+
+
+@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("own", [0, 6])
+def test_a_fork_repeats_its_parent_as_given_tokens_and_both_pass_the_gate(step, own):
+    parent = make_trajectory(issue=2, num_steps=4, new_segment_at=2, vocabulary=8)
+    fork = make_fork(parent, step, number=2, num_steps=2, prompt_tokens=own, vocabulary=8, reward=0.5)
+    nested = make_fork(fork, 1, vocabulary=8)
+    limits = Limits(run_id="run", vocabulary_size=8)
+    assert [check(trajectory, limits) for trajectory in (parent, fork, nested)] == [None] * 3
+    assert (fork.row.trajectory_id, fork.row.attempt_id, fork.row.fork_step) == ("2.0.0/2", "2.0.0", step)
+    assert (nested.row.trajectory_id, nested.row.parent_trajectory_id) == ("2.0.0/2/1", "2.0.0/2")
+    origin, first = parent.steps[step], fork.steps[0]
+    before = [s for s in parent.steps[:step] if s.segment == origin.segment]
+    shared = np.concatenate(
+        [*(t for s in before for t in (s.prompt_tokens, s.sampled_tokens)), origin.prompt_tokens]
+    )
+    assert len(shared) == origin.context_tokens == first.reused_tokens
+    assert np.array_equal(first.prompt_tokens[: len(shared)], shared)
+    assert (len(first.prompt_tokens) > len(shared)) == (own > 0)
+    assert [lease.attempt_id for lease in make_leases([parent, fork])] == ["2.0.0"]
+    root = dataclasses.replace(
+        fork, row=dataclasses.replace(fork.row, parent_trajectory_id=None, fork_step=None)
+    )
+    assert (check(root, limits) is None) == (not before)
 
 
 @pytest.mark.parametrize("table", TABLES)

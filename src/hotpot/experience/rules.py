@@ -249,7 +249,8 @@ def _good_tokens(values: NDArray[np.int32], limits: Limits) -> bool:
 
 def _spans(trajectory: Trajectory, limits: Limits) -> str | None:
     del limits
-    segment = 0
+    # A fork opens with what its parent's model said: its first step is a rewritten history too.
+    segment = 0 if trajectory.row.parent_trajectory_id is None else -1
     for step in trajectory.steps:
         given, sampled = len(step.prompt_tokens), len(step.sampled_tokens)
         words = _span_words(step, given, sampled, rewritten=step.segment > segment)

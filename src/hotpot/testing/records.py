@@ -127,6 +127,92 @@ def make_trajectory(
     return Trajectory(row=row, steps=tuple(steps))
 
 
+def make_fork(
+    parent: Trajectory,
+    step: int,
+    *,
+    number: int = 1,
+    num_steps: int = 1,
+    reward: float = 1.0,
+    success: bool | None = None,
+    policy_version: int | None = None,
+    seed: int = 0,
+    vocabulary: int = 64,
+    prompt_tokens: int = 6,
+    sampled_tokens: int = 8,
+) -> Trajectory:
+    """Return fork ``number`` (from 1) of ``parent`` at its step ``step``; parent and fork pass the gate.
+
+    The prompt of its step 0 repeats what the model saw before it sampled the parent's step ``step`` (given tokens now, with
+    the stages they had), then about ``prompt_tokens`` tokens of its own (0: none). It belongs to the parent's attempt, so
+    the store takes both in one call. ``policy_version`` defaults to that of the parent's step. Raises IndexError where
+    the parent has no such step.
+    """
+    origin = parent.steps[step]
+    columns = (
+        "run_id", "episode_id", "group_id", "attempt_id", "task_id", "split", "purpose", "actor_id", "actor_group",
+        "env_version", "reward_version", "prompt_version", "schema_version",
+    )  # fmt: skip
+    shared = {
+        **{name: getattr(parent.row, name) for name in columns},
+        "trajectory_id": f"{parent.row.trajectory_id}/{number}",
+        "policy_version": origin.policy_version if policy_version is None else policy_version,
+    }
+    random = np.random.default_rng((seed, origin.issue, origin.sample, step, number))
+    steps: list[StepRow] = []
+    for place in range(num_steps):
+        last = place == num_steps - 1
+        made = _make_step(
+            shared, steps, random, (prompt_tokens, sampled_tokens), vocabulary,
+            rewards=(reward,) if last else (),
+            last=last,
+            rewrites=False,
+            seed=origin.seed, issue=origin.issue, sample=origin.sample,
+        )  # fmt: skip
+        steps.append(made if place else _taken_over(made, parent, origin, own=prompt_tokens > 0))
+    row = _summary(
+        shared, steps, parent.row.task_content, parent.row.evaluation, reward,
+        success=reward > 0 if success is None else success,
+    )  # fmt: skip
+    row = dataclasses.replace(row, parent_trajectory_id=parent.row.trajectory_id, fork_step=step)
+    return Trajectory(row=row, steps=tuple(steps))
+
+
+def _taken_over(made: StepRow, parent: Trajectory, origin: StepRow, *, own: bool) -> StepRow:
+    """Return the first step of a fork: ``made`` behind the context of ``origin``, from where on its time counts."""
+    before = [s for s in parent.steps[: origin.step] if s.segment == origin.segment]
+    chunks = [tokens for s in before for tokens in (s.prompt_tokens, s.sampled_tokens)]
+    spans = [pair for s in before for pair in zip(s.span_stage, s.span_length, strict=True)]
+    spans += _first_tokens(origin, len(origin.prompt_tokens))
+    if own:
+        spans += [(Stage.INSTRUCTION.value, len(made.prompt_tokens))]
+    spans += _split(len(made.sampled_tokens), (Stage.THOUGHT, Stage.ANSWER))
+    prompt = np.concatenate([*chunks, origin.prompt_tokens, *([made.prompt_tokens] if own else [])])
+    late = origin.started_us - made.started_us
+    return dataclasses.replace(
+        made,
+        prompt_tokens=prompt,
+        span_stage=tuple(str(stage) for stage, _ in spans),
+        span_length=tuple(length for _, length in spans),
+        context_tokens=len(prompt),
+        prefix_hash=prefix_hash(prompt),
+        reused_tokens=origin.context_tokens,
+        started_us=made.started_us + late,
+        generated_us=made.generated_us + late,
+        finished_us=made.finished_us + late,
+    )
+
+
+def _first_tokens(step: StepRow, count: int) -> list[tuple[str, int]]:
+    """Return the spans that cover the first ``count`` tokens of a step."""
+    ends = np.cumsum(step.span_length)
+    return [
+        (stage, length)
+        for stage, length, end in zip(step.span_stage, step.span_length, ends, strict=True)
+        if end <= count
+    ]
+
+
 def make_leases(trajectories: Iterable[Trajectory]) -> list[Lease]:
     """Return the lease each trajectory's attempt needs on the ledger before the store takes it."""
     rows = {trajectory.row.attempt_id: trajectory.row for trajectory in trajectories}
@@ -215,7 +301,7 @@ def _make_step(
     issue: int,
     sample: int,
 ) -> StepRow:
-    prompt = _tokens(random, lengths[0], vocabulary)
+    prompt = _tokens(random, max(1, lengths[0]), vocabulary)
     sampled = _tokens(random, lengths[1], vocabulary)
     previous = before[-1] if before else None
     fresh = previous is None or rewrites
