@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
-from hotpot.experience.manifest import Manifest, read_manifest
+from hotpot.experience.places import RunPlace, find_run
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
 from hotpot.types import SCHEMA_VERSION, TABLES
@@ -27,29 +27,31 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 class RunReader:
-    """Reads one run folder. Made by :meth:`open`; holds no lock and no connection between calls.
+    """Reads one run. Made by :meth:`open`; holds no lock and no connection between calls.
 
-    Not to be shared between threads; open one for each.
+    ``run_folder`` is None where the run was opened by its lake: then there is what was archived, and neither the log's
+    tail nor what only the ledger knows. Not to be shared between threads; open one for each.
     """
 
-    def __init__(self, run_folder: Path, manifest: Manifest) -> None:
-        self.run_folder = run_folder
-        self.manifest = manifest
-        self._lake = Lake(run_folder / "lake")
+    def __init__(self, place: RunPlace) -> None:
+        self.run_folder = place.run_folder
+        self.manifest = place.manifest
+        self.lake = Lake(place.location, writer=place.manifest.run_id)
 
     @classmethod
-    def open(cls, run_folder: Path | str) -> Self:
-        """Open a run folder. Raises :class:`RunFolderError` where there is none, it isn't one, or of another schema."""
-        folder = Path(run_folder)
-        if not folder.is_dir():
-            raise RunFolderError(f"run folder {folder} does not exist; `hotpot runs` lists those there are")
-        manifest = read_manifest(folder)
-        if manifest.schema_version != SCHEMA_VERSION:
+    def open(cls, run: Path | str) -> Self:
+        """Open a run folder, or ``LAKE#RUN_ID`` for a run whose folder is elsewhere (see :func:`find_run`).
+
+        Raises :class:`RunFolderError` where there is none, it isn't one, or of another schema, and
+        :class:`StoreError` where the lake's storage does not answer.
+        """
+        place = find_run(run)
+        if place.manifest.schema_version != SCHEMA_VERSION:
             raise RunFolderError(
-                f"{folder} keeps schema version {manifest.schema_version}, this release reads {SCHEMA_VERSION}; "
+                f"{run} keeps schema version {place.manifest.schema_version}, this release reads {SCHEMA_VERSION}; "
                 "read it with the release that wrote it"
             )
-        return cls(folder, manifest)
+        return cls(place)
 
     def sql(self, query: str, params: Parameters | None = None) -> pa.Table:
         """Return the result of one SELECT (DuckDB's SQL) over the tables of :data:`hotpot.types.TABLES`.
@@ -86,13 +88,13 @@ class RunReader:
         return result.cast(pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)}))
 
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
-        snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
+        snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
         with duckdb.connect(":memory:") as database:
             try:
                 _prepare(database, snapshot)
             except duckdb.Error as error:
                 raise StoreError(
-                    f"can't read the lake of {self.run_folder}: {error}; restore what is damaged from a copy"
+                    f"can't read the lake in {self.lake.location.uri}: {error}; restore what is damaged from a copy"
                 ) from error
             try:
                 statements = database.extract_statements(query)
@@ -104,9 +106,9 @@ class RunReader:
                 raise UsageError(f"the query failed: {error}\n{_known_names(query)}") from error
 
 
-def open_run(run_folder: Path | str) -> RunReader:
-    """Open a run folder for reading; see :class:`RunReader`."""
-    return RunReader.open(run_folder)
+def open_run(run: Path | str) -> RunReader:
+    """Open a run for reading, by its folder or as ``LAKE#RUN_ID``; see :class:`RunReader`."""
+    return RunReader.open(run)
 
 
 def _named_tables(query: str) -> list[str]:
@@ -150,7 +152,7 @@ def _recorded(
     if table.paths:
         files = ", ".join(map(_text, table.paths))
         body = (
-            f"SELECT {_ORDER}, {_listed(columns)} FROM read_parquet([{files}]) "
+            f"SELECT {_ORDER}, {_listed(columns)} FROM read_parquet([{files}], hive_partitioning = false) "
             f"WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
         )
     return body

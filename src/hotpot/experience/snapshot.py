@@ -21,6 +21,7 @@ from hotpot.experience.lake import Lake
 from hotpot.experience.ledger import read_not_logged
 from hotpot.experience.schema import SCHEMAS, to_table
 from hotpot.experience.wal import LogSegment, last_written, read_segment, segment_numbers, segment_path
+from hotpot.types import AttemptRow
 
 LOOK_AGAIN_S = 30.0
 """Longest time spent on looking again because the archive was faster."""
@@ -44,11 +45,20 @@ class Snapshot:
     unlogged: pa.Table
 
 
-def take_snapshot(run_folder: Path, run_id: str, lake: Lake, tables: Iterable[str]) -> Snapshot:
-    """Return a snapshot of ``tables``. Raises :class:`StoreError` where log or lake can't be read."""
+def take_snapshot(run_folder: Path | None, run_id: str, lake: Lake, tables: Iterable[str]) -> Snapshot:
+    """Return a snapshot of ``tables``; without a run folder, of what the lake alone holds.
+
+    Raises :class:`StoreError` where log or lake can't be read.
+    """
     wanted = tuple(tables)
-    unlogged = read_not_logged(run_folder / "control.sqlite", run_id) if "attempts" in wanted else []
-    watermark, segments = _tail(run_folder / "wal", lake)
+    unlogged: list[AttemptRow] = []
+    segments: list[LogSegment] = []
+    if run_folder is None:
+        watermark = lake.watermark()
+    else:
+        if "attempts" in wanted:
+            unlogged = read_not_logged(run_folder / "control.sqlite", run_id)
+        watermark, segments = _tail(run_folder / "wal", lake)
     found: dict[str, TableSnapshot] = {}
     for name in wanted:
         files = lake.files(name) if watermark else None
