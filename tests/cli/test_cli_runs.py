@@ -136,10 +136,16 @@ def test_show_without_and_with_a_tokenizer(hotpot, tmp_path: Path) -> None:
 
 
 def test_lineage_versions_changes_and_chain(hotpot, runs: Path) -> None:
-    uses = json_of(hotpot("lineage", "old", "--runs", runs, "--json"))
+    found = json_of(hotpot("lineage", "old", "--runs", runs, "--json"))
+    assert (found["changes"], found["publishes"]) == ([], None)
+    uses = found["versions"]
     assert {use["kind"] for use in uses} == {"env", "reward", "prompt", "policy", "schema"}
     assert all(use["first_update"] == 1 for use in uses)
-    assert "policy" in hotpot("lineage", "old", "--runs", runs).stdout
+    text = hotpot("lineage", "old", "--runs", runs).stdout
+    assert "policy versions of old" in text
+    assert "no version but the policy's changed in training" in text
+    around = json_of(hotpot("lineage", "old", "--around-update", 1, "--runs", runs, "--json"))
+    assert [point["update"] for point in around["curve"]] == [1]
     changed = json_of(hotpot("lineage", "new", "--against", "old", "--runs", runs, "--json"))
     assert changed == [
         {"part": "env", "where": "fake/tools.py line 41", "old": "line 41", "new": "line forty-one"},

@@ -58,7 +58,7 @@ def test_a_window_lies_around_its_place_as_far_before_as_behind(place, behind, w
     assert 0 <= begin < place <= end <= count
     assert place - begin <= width
     assert end - place <= width
-    if min(place, behind) >= 8:
+    if min(place, behind) >= 24:
         assert place - begin == end - place
 
 
@@ -102,4 +102,4 @@ def test_of_many_jumps_of_noise_the_largest_passes_the_threshold_once_in_twenty_
 @settings(deadline=None)
 @given(num_groups=st.integers(0, 100_000))
 def test_width_is_a_quarter_within_limits(num_groups) -> None:
-    assert 8 <= window_width(num_groups) <= 64
+    assert 24 <= window_width(num_groups) <= 64

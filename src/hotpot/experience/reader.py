@@ -5,7 +5,8 @@ see different moments, one query sees one; SQL can only read, and only the run's
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotpot.errors import RunFolderError, StoreError, UsageError
+from hotpot.experience.columns import ColumnReader
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.places import RunPlace, find_run
 from hotpot.experience.schema import COLUMNS, SCHEMAS
@@ -37,6 +39,7 @@ class RunReader:
         self.run_folder = place.run_folder
         self.manifest = place.manifest
         self.lake = Lake(place.location, writer=place.manifest.run_id)
+        self._columns = ColumnReader(place.location)
 
     @classmethod
     def open(cls, run: Path | str) -> Self:
@@ -71,24 +74,65 @@ class RunReader:
     ) -> pa.Table:
         """Return a table, or only the named columns of it, in the order its rows were recorded.
 
-        ``where`` is an SQL condition over its columns, with ``params``. Only what is asked for is read from the lake. The
-        result carries each column's meaning and unit. Raises :class:`UsageError` where table, column or condition is
-        wrong.
+        ``where`` is an SQL condition over its columns, with ``params``. Only what is asked for is read from the lake: whole
+        columns chunk by chunk straight from the files. The result carries each column's meaning and unit. Raises
+        :class:`UsageError` where table, column or condition is wrong.
         """
-        if name not in TABLES:
-            raise UsageError(f"unknown table {name!r}; tables are {', '.join(TABLES)}")
-        known = [column.name for column in COLUMNS[name]]
-        names = known if columns is None else list(columns)
-        unknown = [column for column in names if column not in known]
-        if unknown or not names:
-            raise UsageError(f"table {name} has no columns {unknown}; columns are {', '.join(known)}")
-        query = f"SELECT {_listed(names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
-        result = self._query(query, params, {name, *_named_tables(query)})
-        fields = [SCHEMAS[name].field(column) for column in names]
-        return result.cast(pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)}))
+        schema = column_schema(name, columns)
+        if where == "true" and name != "attempts":
+            return self._whole(name, schema)
+        query = f"SELECT {_listed(schema.names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
+        return self._query(query, params, {name, *_named_tables(query)}).cast(schema)
+
+    def batches(
+        self,
+        name: str,
+        columns: Sequence[str] | None = None,
+        *,
+        where: str = "true",
+        params: Parameters | None = None,
+        batch_rows: int = 65_536,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what :meth:`table` returns, at most ``batch_rows`` rows at once, in memory bounded by a row group.
+
+        All batches are of the moment of the first one. Each row comes once, in no promised order. Raises as
+        :meth:`table`, at the first batch.
+        """
+        schema = column_schema(name, columns)
+        if batch_rows < 1:
+            raise UsageError(f"batch_rows = {batch_rows}; a batch has at least one row")
+        if where == "true" and name != "attempts":
+            snapshot = self._snapshot([name])
+            found = snapshot.tables[name]
+            yield from (
+                batch.cast(schema)
+                for batch in self._columns.batches(found.paths, snapshot.watermark, schema.names, batch_rows)
+            )
+            yield from found.tail.select(schema.names).cast(schema).to_batches(batch_rows)
+            return
+        query = f"SELECT {_listed(schema.names)} FROM recorded_{name} WHERE ({where})"
+        with self._database(query, {name, *_named_tables(query)}) as database:
+            for batch in database.sql(query, params=params).to_arrow_reader(batch_rows):
+                yield batch.cast(schema)
+
+    def _whole(self, name: str, schema: pa.Schema) -> pa.Table:
+        snapshot = self._snapshot([name])
+        found = snapshot.tables[name]
+        pieces = self._columns.read(found.paths, snapshot.watermark, schema.names)
+        return pa.concat_tables([piece.cast(schema) for piece in (*pieces, found.tail.select(schema.names))])
+
+    def _snapshot(self, tables: Collection[str]) -> Snapshot:
+        return take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
 
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
-        snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
+        with self._database(query, tables) as database:
+            answer: pa.Table = database.sql(query, params=params).to_arrow_table()
+            return answer
+
+    @contextmanager
+    def _database(self, query: str, tables: Collection[str]) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Open a database that can read ``tables`` and do nothing else, for one reading query."""
+        snapshot = self._snapshot(tables)
         with duckdb.connect(":memory:") as database:
             try:
                 _prepare(database, snapshot)
@@ -100,8 +144,7 @@ class RunReader:
                 statements = database.extract_statements(query)
                 if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                     raise UsageError(f"only a single SELECT can be asked of a run, got {query!r:.300}")
-                answer: pa.Table = database.sql(query, params=params).to_arrow_table()
-                return answer
+                yield database
             except duckdb.Error as error:
                 raise UsageError(f"the query failed: {error}\n{_known_names(query)}") from error
 
@@ -109,6 +152,19 @@ class RunReader:
 def open_run(run: Path | str) -> RunReader:
     """Open a run for reading, by its folder or as ``LAKE#RUN_ID``; see :class:`RunReader`."""
     return RunReader.open(run)
+
+
+def column_schema(name: str, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Return the schema of a table, or of the named columns of it. Raises :class:`UsageError` where there are none such."""
+    if name not in TABLES:
+        raise UsageError(f"unknown table {name!r}; tables are {', '.join(TABLES)}")
+    known = [column.name for column in COLUMNS[name]]
+    names = known if columns is None else list(columns)
+    unknown = [column for column in names if column not in known]
+    if unknown or not names:
+        raise UsageError(f"table {name} has no columns {unknown}; columns are {', '.join(known)}")
+    fields = [SCHEMAS[name].field(column) for column in names]
+    return pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)})
 
 
 def _named_tables(query: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What exactly differs between two runs: files line by line, parameters, settings, packages, code, weights.
+"""What exactly differs between two runs, or two versions of one run: files line by line, parameters, packages, weights.
 
 Works on the ``versions`` tables and the manifests of the runs; neither run's packages need to be installed.
 """
@@ -46,6 +46,28 @@ def against(
         *_policy_differences(old, new),
         *manifest_differences(old_manifest, new_manifest),
     ]
+
+
+def known_versions(reader: SqlReader) -> dict[str, Sequence[Version]]:
+    """Return every version that the run's table ``versions`` describes, by kind in order of first use."""
+    found: dict[str, list[Version]] = {}
+    query = "SELECT kind, version, manifest, sources FROM versions ORDER BY first_seen_us, version"
+    for row in rows(reader, query):
+        known = found.setdefault(row["kind"], [])
+        if row["version"] not in {version.version for version in known}:
+            known.append(Version(**row))
+    return {kind: tuple(ones) for kind, ones in found.items()}
+
+
+def between(known: Mapping[str, Sequence[Version]], kind: str, old: str, new: str) -> list[Difference]:
+    """Return what differs between two versions of one kind among :func:`known_versions`.
+
+    Where either is not described, the one difference is the version itself.
+    """
+    by_name = {version.version: version for version in known.get(kind, ()) if version.version in (old, new)}
+    if len(by_name) == 2:
+        return list(_version_difference(kind, by_name[old], by_name[new]))
+    return [Difference(part=kind, where="version", old=old, new=new)]
 
 
 def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
@@ -99,7 +121,7 @@ def _part(manifest: Mapping[str, Any], keys: Sequence[str]) -> Mapping[str, Any]
 
 
 def _version_differences(old: SqlReader, new: SqlReader) -> Iterator[Difference]:
-    before, after = _versions(old), _versions(new)
+    before, after = known_versions(old), known_versions(new)
     for kind in ("env", "reward", "prompt", "schema"):
         old_ones, new_ones = before.get(kind, ()), after.get(kind, ())
         known = {found.version for found in old_ones}
@@ -115,8 +137,9 @@ def _version_differences(old: SqlReader, new: SqlReader) -> Iterator[Difference]
 
 
 def _version_difference(kind: str, old: Version, new: Version) -> Iterator[Difference]:
-    if kind == "schema":
+    if kind in ("schema", "policy"):
         yield Difference(part=kind, where="version", old=old.version, new=new.version)
+        yield from _leaf_differences(kind, json.loads(old.manifest), json.loads(new.manifest))
         return
     for change in diff(old, new):
         yield from _change(kind, change)
@@ -161,16 +184,6 @@ def _hunks(kind: str, change: Change) -> Iterator[Difference]:
             yield from flush()
             line += 1
     yield from flush()
-
-
-def _versions(reader: SqlReader) -> dict[str, Sequence[Version]]:
-    found: dict[str, list[Version]] = {}
-    query = "SELECT kind, version, manifest, sources FROM versions ORDER BY first_seen_us, version"
-    for row in rows(reader, query):
-        known = found.setdefault(row["kind"], [])
-        if row["version"] not in {version.version for version in known}:
-            known.append(Version(**row))
-    return {kind: tuple(ones) for kind, ones in found.items()}
 
 
 def _policy_differences(old: SqlReader, new: SqlReader) -> Iterator[Difference]:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 CONFIDENCE = 0.95
 """Level of every interval."""
 
-LEAST_WINDOW, LARGEST_WINDOW = 8, 64
+LEAST_WINDOW, LARGEST_WINDOW = 24, 64
 """Fewest and most groups looked at on each side of a change."""
 
 _LEAST_DEGREES = 3

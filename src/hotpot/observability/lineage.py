@@ -4,21 +4,12 @@ Owns the questions and the records that answer them; what *differs* between two 
 those that consumed trajectories of the version; a version that only evaluation used has none.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hotpot.errors import UsageError
 from hotpot.observability.queries import SqlReader, quoted, rows
-
-KINDS: Mapping[str, str] = {
-    "env": "env_version",
-    "reward": "reward_version",
-    "prompt": "prompt_version",
-    "policy": "policy_version",
-    "schema": "schema_version",
-}
-"""The five kinds of version and their columns."""
+from hotpot.observability.version_changes import KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
