@@ -12,10 +12,11 @@
 ``lake``       the only place that touches deltalake    ``redact``    secrets out of text
 """
 
+from hotpot.experience.analytics import FlatColumn, Run, TableColumns, flat, open_run
 from hotpot.experience.gate import Refusal, check
 from hotpot.experience.ledger import MARKS, Lease, Ledger, LedgerCounts
 from hotpot.experience.manifest import Manifest, read_manifest
-from hotpot.experience.reader import RunReader, open_run
+from hotpot.experience.reader import RunReader
 from hotpot.experience.redact import Redactor
 from hotpot.experience.rules import RULES, Limits
 from hotpot.experience.schema import COLUMNS, SCHEMAS, from_table, to_table
@@ -29,6 +30,7 @@ __all__ = [
     "SCHEMAS",
     "AppendReport",
     "ExperienceStore",
+    "FlatColumn",
     "Lease",
     "Ledger",
     "LedgerCounts",
@@ -36,9 +38,12 @@ __all__ = [
     "Manifest",
     "Redactor",
     "Refusal",
+    "Run",
     "RunReader",
+    "TableColumns",
     "TrainingSequence",
     "check",
+    "flat",
     "from_table",
     "open_run",
     "read_manifest",

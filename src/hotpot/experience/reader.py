@@ -135,6 +135,9 @@ class RunReader:
         snapshot = self._snapshot(tables)
         with duckdb.connect(":memory:") as database:
             try:
+                if self.lake.location.is_local:
+                    # Reading ahead takes whole row groups for one list column; a local file needs none of it.
+                    database.execute("SET disable_parquet_prefetching = true")
                 _prepare(database, snapshot)
             except duckdb.Error as error:
                 raise StoreError(
@@ -147,11 +150,6 @@ class RunReader:
                 yield database
             except duckdb.Error as error:
                 raise UsageError(f"the query failed: {error}\n{_known_names(query)}") from error
-
-
-def open_run(run: Path | str) -> RunReader:
-    """Open a run for reading, by its folder or as ``LAKE#RUN_ID``; see :class:`RunReader`."""
-    return RunReader.open(run)
 
 
 def column_schema(name: str, columns: Sequence[str] | None = None) -> pa.Schema:
