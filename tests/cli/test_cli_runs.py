@@ -156,7 +156,13 @@ def test_lineage_versions_changes_and_chain(hotpot, runs: Path) -> None:
     assert "differ in nothing" in hotpot("lineage", "old", "--against", "old", "--runs", runs).stdout
     chain = hotpot("lineage", "old", "--trajectory", "1.2.0", "--runs", runs).stdout
     assert "the starting model published policy version 1" in chain
+    assert "its checkpoint was not kept" in chain
     assert "update 1 consumed it (fresh, 1 epochs" in chain
+    (runs / "old" / "checkpoints" / "update-000000").mkdir(parents=True)
+    (policy,) = json_of(hotpot("lineage", "old", "--trajectory", "1.2.0", "--runs", runs, "--json"))[
+        "policies"
+    ]
+    assert policy["checkpoint"] == str(runs / "old" / "checkpoints" / "update-000000")
     assert (
         "no update consumed it" in hotpot("lineage", "old", "--trajectory", "v0:0.0.0", "--runs", runs).stdout
     )

@@ -101,15 +101,13 @@ def test_a_whole_column_reads_the_column_and_nothing_else(large) -> None:
 def test_a_condition_skips_the_files_that_cannot_meet_it(large) -> None:
     run = hotpot.open_run(large)
     tokens = column_bytes(large, "sampled_tokens")
-    footers = sum(pq.read_metadata(path).serialized_size for path in files_of(large))
     for ask in (run.steps.to_arrow, lambda *given, **condition: list(run.steps.scan(*given, **condition))):
         all_of_it, one_file = (
             read_by(functools.partial(ask, ["sampled_tokens"], where=where))
             for where in ("issue >= 0", "issue = 3")
         )
         assert one_file < all_of_it - 0.6 * tokens
-        assert all_of_it < sum(path.stat().st_size for path in files_of(large)) / 2
-        assert one_file - footers < 0.5 * tokens
+        assert all_of_it < sum(path.stat().st_size for path in files_of(large)) / 4
     assert run.steps.to_arrow(["reward"], where="issue = ?", params=[3]).num_rows == ROWS
 
 

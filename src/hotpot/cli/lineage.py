@@ -16,11 +16,11 @@ from hotpot.cli.runs_folder import (
     open_reader,
     read_manifest,
 )
-from hotpot.cli.words import change_lines, curve_rows, difference_lines, heading
+from hotpot.cli.words import chain_lines, change_lines, curve_rows, difference_lines, heading
 from hotpot.errors import UsageError
 
 if TYPE_CHECKING:
-    from hotpot.observability.lineage import VersionUse
+    from hotpot.observability.lineage import PolicyUse, VersionUse
 
 _COLUMNS = ("version", "trajectories", "updates", "reward")
 _MOST_SHOWN = 12
@@ -132,28 +132,19 @@ def _show_chain(run: Path, trajectory: str, json_output: bool) -> None:
 
     reader = open_reader(run)
     found, run_id = trajectory_lineage(reader, trajectory), reader.manifest.run_id
+    checkpoints = {policy.policy_version: _checkpoint(run, policy, run_id) for policy in found.policies}
     if json_output:
-        print_json(dataclasses.asdict(found))
-        return
-    lines: list[str] = []
-    for policy in found.policies:
-        source = "the starting model" if policy.made_by_update is None else f"update {policy.made_by_update}"
-        if policy.made_by_update is not None and policy.origin not in {"", run_id}:
-            source += f" ({policy.origin})"
-        lines.append(
-            f"{source} published policy version {policy.policy_version} (checksum {policy.checksum})"
-        )
-        lines.append(f"  which sampled {policy.num_tokens} tokens of trajectory {found.trajectory_id}")
-    lines.append(
-        f"trajectory {found.trajectory_id}: {found.purpose}, reward {found.reward:g}, task {found.task_id}"
-    )
-    lines.append(f"  env {found.env_version}, reward {found.reward_version}, prompt {found.prompt_version}")
-    lines += [
-        f"update {used.update} consumed it ({used.source}, {used.epochs} epochs, {used.num_loss_tokens} loss tokens) "
-        f"and published policy version {used.new_policy_version}"
-        for used in found.consumptions
-    ]
-    if not found.consumptions:
-        lines.append("no update consumed it")
-    for line in lines:
-        typer.echo(line)
+        chain = dataclasses.asdict(found)
+        for policy in chain["policies"]:
+            policy["checkpoint"] = checkpoints[policy["policy_version"]]
+        print_json(chain)
+    else:
+        print_lines(chain_lines(found, run_id, checkpoints))
+
+
+def _checkpoint(run: Path, policy: "PolicyUse", run_id: str) -> Path | None:
+    """Return the folder that holds the policy's weights, where it is still there: one of the run's, or its origin."""
+    if policy.origin not in {"", run_id} and Path(policy.origin).is_dir():
+        return Path(policy.origin)
+    kept = run / "checkpoints" / f"update-{policy.made_by_update or 0:06d}"
+    return kept if kept.is_dir() else None

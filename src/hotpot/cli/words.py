@@ -1,12 +1,14 @@
 """Changes of versions in words, line by line as (text, style); knows no terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hotpot.observability.changes import Difference
     from hotpot.observability.jumps import Estimate
+    from hotpot.observability.lineage import TrajectoryLineage
     from hotpot.observability.run_changes import Around, ExplainedChange, RunChanges
     from hotpot.observability.version_changes import Contrast
 
@@ -73,6 +75,43 @@ def change_lines(found: "ExplainedChange") -> Iterator[Line]:
             f"   ... and {len(found.differences) - MOST_DIFFERENCES} more differences; --json has all",
             "dim",
         )
+
+
+def chain_lines(
+    found: "TrajectoryLineage", run_id: str, checkpoints: Mapping[int, Path | None]
+) -> Iterator[Line]:
+    """Yield the chain of one trajectory: checkpoint, publish, trajectory, the updates that consumed it, its family.
+
+    ``checkpoints`` is where the weights of each policy version lie, if they were kept.
+    """
+    for policy in found.policies:
+        source = "the starting model" if policy.made_by_update is None else f"update {policy.made_by_update}"
+        if policy.made_by_update is not None and policy.origin not in {"", run_id}:
+            source += f" ({policy.origin})"
+        yield f"{source} published policy version {policy.policy_version} (checksum {policy.checksum})", ""
+        kept = checkpoints[policy.policy_version]
+        yield (f"  checkpoint {kept}" if kept is not None else "  its checkpoint was not kept"), ""
+        yield f"  which sampled {policy.num_tokens} tokens of trajectory {found.trajectory_id}", ""
+    yield (
+        f"trajectory {found.trajectory_id}: {found.purpose}, reward {found.reward:g}, task {found.task_id}", "",
+    )  # fmt: skip
+    yield f"  env {found.env_version}, reward {found.reward_version}, prompt {found.prompt_version}", ""
+    for used in found.consumptions:
+        tokens = f"{used.source}, {used.epochs} epochs, {used.num_loss_tokens} loss tokens"
+        new = f"published policy version {used.new_policy_version}"
+        yield f"update {used.update} consumed it ({tokens}) and {new}", ""
+    if not found.consumptions:
+        yield "no update consumed it", ""
+    if found.family:
+        yield "its family:", ""
+    for one in found.family:
+        forked = "" if one.parent_trajectory_id is None else f", forked at step {one.fork_step}"
+        if one.depth == 0 and one.parent_trajectory_id is not None:
+            forked += f" of {one.parent_trajectory_id}, which is not on record"
+        used_by = f"updates {', '.join(map(str, one.updates))}" if one.updates else "no update"
+        here = one.trajectory_id == found.trajectory_id
+        facts = f"{one.num_steps} steps, reward {one.reward:g}{forked}, consumed by {used_by}"
+        yield f"  {'  ' * one.depth}{one.trajectory_id}{' (this one)' if here else ''}: {facts}", ""
 
 
 def difference_lines(difference: "Difference") -> Iterator[Line]:
