@@ -20,6 +20,7 @@ from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.places import RunPlace, find_run
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
+from hotpot.metrics import quoted
 from hotpot.types import SCHEMA_VERSION, TABLES
 
 _ORDER = f"{SEGMENT_COLUMN}, {ROW_COLUMN}"
@@ -179,7 +180,7 @@ def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
     database.execute(
         "SET python_enable_replacements = false; SET autoinstall_known_extensions = false; "
         "SET autoload_known_extensions = false; "
-        f"SET allowed_paths = [{', '.join(map(_text, paths))}]; SET enable_external_access = false"
+        f"SET allowed_paths = [{', '.join(map(quoted, paths))}]; SET enable_external_access = false"
     )
     for name, table in snapshot.tables.items():
         columns = [column.name for column in COLUMNS[name]]
@@ -204,7 +205,7 @@ def _recorded(
     database.register(f"log_{name}", _ordered(table.tail, watermark + 1))
     body = f"SELECT {_ORDER}, {_listed(columns)} FROM log_{name}"
     if table.paths:
-        files = ", ".join(map(_text, table.paths))
+        files = ", ".join(map(quoted, table.paths))
         body = (
             f"SELECT {_ORDER}, {_listed(columns)} FROM read_parquet([{files}], hive_partitioning = false) "
             f"WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
@@ -230,10 +231,6 @@ def _ordered(table: pa.Table, segment: int) -> pa.Table:
 
 def _listed(columns: Sequence[str]) -> str:
     return ", ".join(f'"{column}"' for column in columns)
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _known_names(query: str) -> str:

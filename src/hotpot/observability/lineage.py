@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hotpot.errors import UsageError
-from hotpot.observability.queries import SqlReader, quoted, rows
+from hotpot.metrics import quoted
+from hotpot.observability.queries import SqlReader, rows
 from hotpot.observability.version_changes import KINDS
 
 

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from hotpot.errors import UsageError
+from hotpot.metrics import quoted
 from hotpot.observability.lineage import unknown_trajectory
-from hotpot.observability.queries import SqlReader, quoted, rows
+from hotpot.observability.queries import SqlReader, rows
 
 Decode = Callable[[Sequence[int]], str]
 
