@@ -72,6 +72,10 @@ class Journal:
         with self._span("ledger"):
             written.result()
 
+    def note(self, tables: dict[str, pa.Table]) -> None:
+        """Write one frame of ``tables`` for a thread that has no spans. Raises :class:`StoreError` as :meth:`write`."""
+        self._thread.submit(self._write, tables, (), (), None, 0, threading.Event()).result()
+
     def wait(self) -> None:
         """Wait for a frame whose caller was interrupted, so that what is decided next is decided on its outcome."""
         self._thread.submit(lambda: None).result()

@@ -18,8 +18,10 @@ from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience.columns import ColumnReader
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.places import RunPlace, find_run
+from hotpot.experience.remote import open_door
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
+from hotpot.experience.storage import LakeLocation
 from hotpot.metrics import quoted
 from hotpot.types import SCHEMA_VERSION, TABLES
 
@@ -139,7 +141,7 @@ class RunReader:
                 if self.lake.location.is_local:
                     # Reading ahead takes whole row groups for one list column; a local file needs none of it.
                     database.execute("SET disable_parquet_prefetching = true")
-                _prepare(database, snapshot)
+                _prepare(database, snapshot, self.lake.location)
             except duckdb.Error as error:
                 raise StoreError(
                     f"can't read the lake in {self.lake.location.uri}: {error}; restore what is damaged from a copy"
@@ -173,9 +175,10 @@ def _named_tables(query: str) -> list[str]:
     return named or list(TABLES)
 
 
-def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
+def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot, location: LakeLocation) -> None:
     """Define the views, and take away everything but reading them."""
     paths = [path for table in snapshot.tables.values() for path in table.paths]
+    open_door(database, location, paths)
     # Only these very files may be opened, and a single SELECT can only read. Paths are our own, quoted as SQL text.
     database.execute(
         "SET python_enable_replacements = false; SET autoinstall_known_extensions = false; "
