@@ -148,8 +148,14 @@ def test_lineage_versions_changes_and_chain(hotpot, runs: Path) -> None:
     assert [point["update"] for point in around["curve"]] == [1]
     changed = json_of(hotpot("lineage", "new", "--against", "old", "--runs", runs, "--json"))
     assert changed == [
-        {"part": "env", "where": "fake/tools.py line 41", "old": "line 41", "new": "line forty-one"},
-        {"part": "recipe", "where": "learner.learning_rate", "old": "0.0001", "new": "0.0002"},
+        {
+            "part": "env",
+            "where": "fake/tools.py line 41",
+            "old": "line 41",
+            "new": "line forty-one",
+            "scope": "",
+        },
+        {"part": "recipe", "where": "learner.learning_rate", "old": "0.0001", "new": "0.0002", "scope": ""},
     ]
     text = hotpot("lineage", "new", "--against", "old", "--runs", runs).stdout
     assert "env: fake/tools.py line 41\n  - line 41\n  + line forty-one\n" in text

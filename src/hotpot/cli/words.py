@@ -116,7 +116,7 @@ def chain_lines(
 
 def difference_lines(difference: "Difference") -> Iterator[Line]:
     """Yield one difference: where, then what stood there and what stands there now."""
-    yield f"{difference.part}: {difference.where}", "bold"
+    yield difference.place, "bold"
     for sign, text, style in (("-", difference.old, "red"), ("+", difference.new, "green")):
         for line in text.splitlines():
             yield f"  {sign} {line}", style
