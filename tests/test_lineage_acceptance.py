@@ -89,7 +89,7 @@ def line_of(desk: Desk, path: str, text: str) -> tuple[int, str]:
 
 
 def difference(part: str, where: str, old: str, new: str, scope: str = "") -> dict[str, Any]:
-    return {"part": part, "where": where, "old": old, "new": new}
+    return {"part": part, "where": where, "old": old, "new": new, "scope": scope}
 
 
 def check(desk: Desk, expected: list[dict[str, Any]], changed: str | None) -> None:

@@ -37,8 +37,9 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """Which rows a file holds: (segment, row) of the first and the last, and whether all between stand in order."""
+    """What a file holds: its columns, (segment, row) of its first and last row, and whether all between are in order."""
 
+    columns: frozenset[str]
     num_rows: int
     first: tuple[int, int]
     last: tuple[int, int]
@@ -53,6 +54,13 @@ class ColumnReader:
         self._filesystem: pa_fs.FileSystem | None = None
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         self._contents: dict[str, _Contents] = {}
+        # Files of one schema share the set of their columns.
+        self._column_sets: dict[frozenset[str], frozenset[str]] = {}
+
+    def hold(self, paths: Sequence[str], columns: Sequence[str]) -> bool:
+        """Whether every file has all the columns (one of an older schema may lack some). Raises as :meth:`read`."""
+        self._learn(paths)
+        return all(self._contents[path].columns.issuperset(columns) for path in paths)
 
     def read(self, paths: Sequence[str], watermark: int, columns: Sequence[str]) -> list[pa.Table]:
         """Return the columns of all rows up to the watermark, in the order of recording, in pieces.
@@ -92,10 +100,8 @@ class ColumnReader:
                 raise _unreadable(path, error) from error
 
     def _counted(self, paths: Sequence[str], watermark: int) -> list[str]:
-        """Return the files that hold rows up to the watermark, by their first row; looks into those not known yet."""
-        new = [path for path in paths if path not in self._contents]
-        for path, contents in zip(new, self._map(self._look, new), strict=True):
-            self._contents[path] = contents
+        """Return the files that hold rows up to the watermark, by their first row."""
+        self._learn(paths)
         counted = [
             path
             for path in paths
@@ -103,15 +109,23 @@ class ColumnReader:
         ]
         return sorted(counted, key=lambda path: self._contents[path].first)
 
+    def _learn(self, paths: Sequence[str]) -> None:
+        new = [path for path in paths if path not in self._contents]
+        for path, contents in zip(new, self._map(self._look, new), strict=True):
+            self._contents[path] = contents
+
     def _look(self, path: str) -> _Contents:
         hidden = self._read_one(path, _HIDDEN)
+        names = frozenset(self._footers[path].schema.to_arrow_schema().names)
+        columns = self._column_sets.setdefault(names, names)
         segments, rows = (hidden.column(name).to_numpy() for name in _HIDDEN)
         if not len(segments):
-            return _Contents(num_rows=0, first=(0, 0), last=(0, 0), in_order=True)
+            return _Contents(columns=columns, num_rows=0, first=(0, 0), last=(0, 0), in_order=True)
         steps, places = np.diff(segments), np.diff(rows)
         in_order = bool(np.all((steps > 0) | ((steps == 0) & (places > 0))))
         low, high = int(segments.min()), int(segments.max())
         return _Contents(
+            columns=columns,
             num_rows=len(segments),
             first=(low, int(rows[segments == low].min())),
             last=(high, int(rows[segments == high].max())),

@@ -82,8 +82,9 @@ class RunReader:
         :class:`UsageError` where table, column or condition is wrong.
         """
         schema = column_schema(name, columns)
-        if where == "true" and name != "attempts":
-            return self._whole(name, schema)
+        snapshot = self._plain(name, schema, where)
+        if snapshot is not None:
+            return self._whole(name, schema, snapshot)
         query = f"SELECT {_listed(schema.names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
         return self._query(query, params, {name, *_named_tables(query)}).cast(schema)
 
@@ -104,8 +105,8 @@ class RunReader:
         schema = column_schema(name, columns)
         if batch_rows < 1:
             raise UsageError(f"batch_rows = {batch_rows}; a batch has at least one row")
-        if where == "true" and name != "attempts":
-            snapshot = self._snapshot([name])
+        snapshot = self._plain(name, schema, where)
+        if snapshot is not None:
             found = snapshot.tables[name]
             yield from (
                 batch.cast(schema)
@@ -118,8 +119,15 @@ class RunReader:
             for batch in database.sql(query, params=params).to_arrow_reader(batch_rows):
                 yield batch.cast(schema)
 
-    def _whole(self, name: str, schema: pa.Schema) -> pa.Table:
+    def _plain(self, name: str, schema: pa.Schema, where: str) -> Snapshot | None:
+        """Return a snapshot to read whole columns from, or None where it takes a query: for a condition, for what only
+        the ledger knows, for files of an older schema."""
+        if where != "true" or name == "attempts":
+            return None
         snapshot = self._snapshot([name])
+        return snapshot if self._columns.hold(snapshot.tables[name].paths, schema.names) else None
+
+    def _whole(self, name: str, schema: pa.Schema, snapshot: Snapshot) -> pa.Table:
         found = snapshot.tables[name]
         pieces = self._columns.read(found.paths, snapshot.watermark, schema.names)
         return pa.concat_tables([piece.cast(schema) for piece in (*pieces, found.tail.select(schema.names))])
