@@ -7,7 +7,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow check docs format clean bench-demo bench-loop
+.PHONY: demo test test-slow check docs format clean bench-demo bench-loop bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,9 @@ bench-demo: $(VENV)/.base  ## Five seeds of the demo that were not used for tuni
 
 bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against the reference loop
 	$(BIN)/python benchmarks/loop.py
+
+bench-store-faults: $(VENV)/.test  ## Kill the store's writer at every named place; what is lost, double or torn
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/store_faults.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

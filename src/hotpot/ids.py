@@ -7,12 +7,14 @@ Inside a run an *issue* number counts how often the task sampler has issued a ta
     attempt   "17.3.0"     try 0 at that episode
     trajectory "17.3.0"    the root trajectory of that attempt; a fork adds "/1", "/2", ...
 
-Evaluation uses the same spelling behind "v<evaluation number>:". Ids carry no time and no randomness, so two runs
+Evaluation uses the same spelling behind "v<evaluation number>:". Records of other programs have ids of their own, spelled
+otherwise. A refused record that is accepted later gets a new attempt: "+1", "+2", ... behind the id of the refused one. Ids carry no time and no randomness, so two runs
 with one seed have the same ids; across runs the pair (run_id, id) is the key.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,6 +50,20 @@ def episode_id(issue: int, sample: int, *, evaluation: int | None = None) -> str
 def attempt_id(issue: int, sample: int, attempt: int, *, evaluation: int | None = None) -> str:
     """Return the id of try number ``attempt`` at an episode; also the id of its root trajectory."""
     return f"{_prefix(evaluation)}{issue}.{sample}.{attempt}"
+
+
+_OWN_ATTEMPT = re.compile(r"(v[0-9]+:)?[0-9]+\.[0-9]+\.[0-9]+")
+
+
+def is_own_attempt(text: str) -> bool:
+    """Whether ``text`` is spelled as the run's own sampler spells attempts, so that it may hand it out one day."""
+    return _OWN_ATTEMPT.fullmatch(text) is not None
+
+
+def again(attempt: str, number: int) -> str:
+    """Return the id of attempt ``number`` (from 1) to have the refused ``attempt``, itself one of them or not, accepted."""
+    head, plus, tail = attempt.rpartition("+")
+    return f"{head if plus and tail.isdigit() else attempt}+{number}"
 
 
 def prefix_hash(tokens: NDArray[np.int32], *, extends: str = "") -> str:

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +10,17 @@ from hypothesis import strategies as st
 
 from hotpot.experience import RULES, Limits, check, from_table, to_table
 from hotpot.experience.admission import judge
+from hotpot.experience.forks import parent_steps
 from hotpot.experience.gate import Refusal, payload_json, quarantine_row
-from hotpot.testing.records import make_group, make_trajectory
+from hotpot.experience.known import KnownVersions
+from hotpot.experience.rules import OTHER_REASONS
+from hotpot.ids import prefix_hash
+from hotpot.testing.records import ENV_VERSION, make_fork, make_group, make_trajectory
 from hotpot.types import Purpose, Split, StepRow, Trajectory, TrajectoryRow
 
-LIMITS = Limits(run_id="run", vocabulary_size=64)
+LIMITS = Limits(
+    run_id="run", vocabulary_size=64, versions=KnownVersions.of([("env", ENV_VERSION), ("schema", "2")])
+)
 
 
 def with_row(**changes):
@@ -26,6 +33,12 @@ def with_step(number=0, base=None, **changes):
     steps = list(trajectory.steps)
     steps[number] = dataclasses.replace(steps[number], **changes)
     return dataclasses.replace(trajectory, steps=tuple(steps))
+
+
+def everywhere(**changes):
+    trajectory = make_trajectory(num_steps=3)
+    steps = tuple(dataclasses.replace(step, **changes) for step in trajectory.steps)
+    return Trajectory(row=dataclasses.replace(trajectory.row, **changes), steps=steps)
 
 
 def changed(array, value, place=0):
@@ -77,6 +90,7 @@ BAD = {
     "step of another": ("identity", with_step(1, trajectory_id="9.9.9")),
     "other version on a step": ("identity", with_step(1, env_version="other@1+0")),
     "empty actor": ("identity", with_row(actor_id="")),
+    "unexplained env version": ("unknown_version", everywhere(env_version="fake@2+0123456789ab")),
     "first policy version": ("identity", with_row(policy_version=7)),
     "task hash": ("identity", with_row(task_content="{}")),
     "half a fork": ("identity", with_row(fork_step=1)),
@@ -246,7 +260,7 @@ def test_the_gate_never_raises_and_whatever_it_accepts_can_be_stored(data):
     assert judged.accepted[0].row.trajectory_id == "5.0.0"
     assert judged.steps.num_rows == 2 * len(judged.accepted)
     for trajectory, refusal in judged.refused:
-        quarantined = quarantine_row(trajectory, refusal, run_id="run", time_us=1)
+        quarantined = quarantine_row(trajectory, refusal, run_id="run", quarantine_id="q", time_us=1)
         (back,) = from_table("quarantine", to_table("quarantine", [quarantined]))
         assert json.loads(back.payload).keys() == {"row", "steps"}
 
@@ -257,7 +271,7 @@ def test_what_is_no_trajectory_at_all_is_quarantined_too(odd):
     assert len(judged.accepted) == 2
     ((refused, refusal),) = judged.refused
     assert refusal.reason == "wrong_type"
-    json.loads(quarantine_row(refused, refusal, run_id="run", time_us=1).payload)
+    json.loads(quarantine_row(refused, refusal, run_id="run", quarantine_id="q", time_us=1).payload)
 
 
 def test_payload_is_the_whole_record_as_json():
@@ -268,5 +282,101 @@ def test_payload_is_the_whole_record_as_json():
     endless: list = []
     endless.append(endless)
     json.loads(payload_json(endless))
-    row = quarantine_row(make_trajectory(), Refusal(reason="r", detail="d"), run_id="run", time_us=5)
+    row = quarantine_row(
+        make_trajectory(), Refusal(reason="r", detail="d"), run_id="run", quarantine_id="q", time_us=5
+    )
     assert (row.record_id, row.producer, row.record_kind) == ("0.0.0", "actor-0", "trajectories")
+
+
+def test_only_kinds_that_were_explained_can_be_unknown():
+    known = KnownVersions()
+    assert not known.lacks("env", "a")
+    known = KnownVersions.of([("env", "a")])
+    assert (known.lacks("env", "a"), known.lacks("env", "b"), known.lacks("policy", "1")) == (
+        False,
+        True,
+        False,
+    )
+    flight = with_step(span_policy_version=(1, 2), span_policy_length=(1, COUNT - 1))
+    for explained, refused in (["1", "2"], False), (["1"], True), ([], False):
+        limits = dataclasses.replace(
+            LIMITS, versions=KnownVersions.of([("policy", each) for each in explained])
+        )
+        found = check(flight, limits)
+        assert (found is not None and found.reason == "unknown_version") == refused
+
+
+FORKS = {
+    "good": (None, {}),
+    "no such step": ("fork", {"fork_step": 3}),
+    "before the first": ("fork", {"fork_step": -1}),
+    "no such parent": ("fork", {"parent_trajectory_id": "9.9.9"}),
+    "its own parent": ("fork", {"parent_trajectory_id": "0.0.0/1"}),
+    "another step": ("fork", {"fork_step": 2}),
+}
+
+
+@pytest.mark.parametrize(("reason", "changes"), FORKS.values(), ids=FORKS)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_fork_continues_its_parent(reason, changes, recorded):
+    parent = make_trajectory(num_steps=3)
+    fork = make_fork(parent, 1, num_steps=2)
+    fork = dataclasses.replace(fork, row=dataclasses.replace(fork.row, **changes))
+    asked = []
+
+    def find(ids):
+        asked.append(set(ids))
+        return {"0.0.0": parent_steps(parent)} if recorded and "0.0.0" in ids else {}
+
+    judged = judge([fork] if recorded else [fork, parent], LIMITS, find_parents=find)
+    if reason is None:
+        assert not judged.refused
+        assert asked == ([{"0.0.0"}] if recorded else [])
+    else:
+        assert {refusal.reason for _, refusal in judged.refused} == {reason}
+        assert not judged.accepted  # of one attempt
+
+
+def test_a_fork_that_changes_what_it_took_over_is_refused():
+    parent = make_trajectory(num_steps=3, vocabulary=8)
+    fork = make_fork(parent, 2, vocabulary=8)
+    tokens = changed(fork.steps[0].prompt_tokens, (int(fork.steps[0].prompt_tokens[3]) + 1) % 8, 3)
+    first = dataclasses.replace(fork.steps[0], prompt_tokens=tokens, prefix_hash=prefix_hash(tokens))
+    judged = judge([parent, dataclasses.replace(fork, steps=(first,))], LIMITS)
+    assert "does not begin with" in judged.refused[1][1].detail
+    # A sub-agent with a context of its own took nothing over, so there is nothing to compare.
+    own = make_trajectory(issue=5)
+    own = dataclasses.replace(
+        own, row=dataclasses.replace(own.row, parent_trajectory_id="0.0.0", fork_step=2)
+    )
+    assert len(judge([parent, own], LIMITS).accepted) == 2
+
+
+def test_forks_fall_with_a_parent_that_fell_and_rings_are_refused():
+    parent = make_trajectory(num_steps=3)
+    fork = make_fork(parent, 1)
+    nested = make_fork(fork, 0)
+    assert len(judge([nested, fork, parent], LIMITS).accepted) == 3
+    moved = dataclasses.replace(  # in an attempt of its own
+        fork,
+        row=dataclasses.replace(fork.row, attempt_id="x"),
+        steps=tuple(dataclasses.replace(step, attempt_id="x") for step in fork.steps),
+    )
+    broken = dataclasses.replace(parent, row=dataclasses.replace(parent.row, num_steps=9))
+    judged = judge([moved, broken], LIMITS)
+    assert [refusal.reason for _, refusal in judged.refused] == ["fork", "sums"]
+    ring = [
+        dataclasses.replace(
+            one, row=dataclasses.replace(one.row, parent_trajectory_id=other.row.trajectory_id, fork_step=0)
+        )
+        for one, other in (
+            (make_trajectory(issue=1), make_trajectory(issue=2)),
+            (make_trajectory(issue=2), make_trajectory(issue=1)),
+        )
+    ]
+    assert {refusal.reason for _, refusal in judge(ring, LIMITS).refused} == {"fork"}
+
+
+def test_the_page_names_every_rule_and_reason():
+    page = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
+    assert [name for name in (*RULES, *OTHER_REASONS) if f"`{name}`" not in page] == []

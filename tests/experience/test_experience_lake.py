@@ -1,5 +1,6 @@
 """One lake of several runs on a local folder, lakes of the layout before, and the disk budget."""
 
+import subprocess
 import threading
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from hotpot.config import StoreSection
-from hotpot.errors import DiskBudgetError, RunFolderError, UsageError
+from hotpot.errors import DiskBudgetError, RunFolderError, StoreError, UsageError
 from hotpot.experience import ExperienceStore, open_run, to_table
 from hotpot.experience import budget as budget_module
 from hotpot.experience import lake as lake_module
@@ -193,23 +194,49 @@ def test_the_run_stops_in_order_before_the_disk_is_full(tmp_path, monkeypatch):
     assert states == [{"state": "dropped", "n": 4}, {"state": "finished", "n": 4}]
 
 
-def test_a_full_disk_under_the_lake_is_ridden_out(tmp_path, monkeypatch):
-    """Archiving refuses for want of space, the log goes on, and space that comes back heals it."""
-    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.001)
-    real, full = lake_module.write_deltalake, threading.Event()
-    full.set()
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 1 MB, mounted for the test; a function that mounts it anew with other options."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
 
-    def door(*arguments, **keywords):
-        if full.is_set():
-            raise OSError(28, "No space left on device")
-        return real(*arguments, **keywords)
+    def mount(options):
+        return subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=False, capture_output=True
+        )
 
-    monkeypatch.setattr(lake_module, "write_deltalake", door)
-    with open_store(tmp_path / "run", archive_every_batches=1) as store:
-        for issue in range(5):
+    if mount("size=1m").returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield disk, lambda options: mount(f"remount,{options}").check_returncode()
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("how", ["full", "read_only"])
+def test_a_lake_whose_disk_takes_nothing_is_ridden_out_and_heals(tmp_path, small_disk, how, monkeypatch):
+    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.01)
+    disk, remount = small_disk
+    ballast = disk / "ballast"
+    with open_store(
+        tmp_path / "run", lake=str(disk / "lake"), archive_every_batches=1, min_free_bytes=0
+    ) as store:
+        append(store, 0)
+        store.flush()
+        if how == "full":
+            with pytest.raises(OSError, match="No space"):
+                ballast.write_bytes(bytes(2**20))
+        else:
+            remount("ro")
+        for issue in range(1, 5):
             append(store, issue)
+        with pytest.raises(StoreError, match=r"No space|os error 28|Read-only|os error 30"):
+            store.flush(timeout_s=1.0)
+        assert store.archive_status().tries > 1
         reader = open_run(tmp_path / "run")
         assert reader.table("trajectories").num_rows == 20
-        full.clear()
+        remount("size=64m" if how == "full" else "rw")
+    assert not list((tmp_path / "run" / "wal").iterdir())
     assert reader.table("trajectories").num_rows == 20
-    assert reader.lake.open_table("trajectories").count() == 20
+    assert sorted(reader.table("events", ["kind"]).column(0).to_pylist()) == [
+        "archive_failing",
+        "archive_healed",
+    ]

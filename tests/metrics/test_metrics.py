@@ -10,10 +10,21 @@ import numpy as np
 import pytest
 
 from hotpot.errors import UsageError
+from hotpot.experience.gate import Refusal, quarantine_row
 from hotpot.experience.schema import to_table
 from hotpot.metrics import CUTS, METRICS, Metric, gauge_names, metric, sql
 from hotpot.testing.records import make_row, make_trajectory
-from hotpot.types import TABLES, EvaluationRow, MetricRow, Purpose, StepRow, TrajectoryRow, UpdateRow
+from hotpot.types import (
+    TABLES,
+    EvaluationRow,
+    MetricRow,
+    Purpose,
+    QuarantineRow,
+    StepRow,
+    Trajectory,
+    TrajectoryRow,
+    UpdateRow,
+)
 
 Rows = dict[str, list[Any]]
 
@@ -61,8 +72,24 @@ def make_rows() -> Rows:
         "steps": steps,
         "updates": [_update(random, number) for number in range(1, 4)],
         "evaluations": [_evaluation(random, number) for number in range(6)],
+        "quarantine": _refused(trajectories),
         "metrics": [_gauge(random, name, number) for number in range(4) for name in sorted(gauge_names())],
     }  # fmt: skip
+
+
+def _refused(trajectories: list[TrajectoryRow]) -> list[QuarantineRow]:
+    found = []
+    for number, row in enumerate(trajectories[:7]):
+        made = Trajectory(row=row, steps=())
+        record: Any = {"row": {"env_version": 3}, "schema_version": "?"} if number == 6 else made
+        reason = ["rewards", "tokens", "breaker_open"][number % 3]
+        found.append(
+            quarantine_row(
+                record, Refusal(reason=reason, detail="d"), run_id="run", quarantine_id=str(number), time_us=1,
+                producer="other" if number == 6 else None,
+            )
+        )  # fmt: skip
+    return found
 
 
 def _update(random: np.random.Generator, number: int) -> UpdateRow:
@@ -190,6 +217,9 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "rollout/reward_variance": lambda r: float(np.var([t.reward for t in training(r["trajectories"])])),
     "rollout/success_rate": lambda r: mean([t.success for t in training(r["trajectories"])]),
     "rollout/segments_mean": lambda r: mean([t.num_segments for t in training(r["trajectories"])]),
+    "gate/refused_share": lambda r: 7 / (7 + len(r["trajectories"])),
+    "gate/refused_records": lambda r: 7,
+    "gate/held_share": lambda r: 2 / 7,
     "learn/loss": lambda r: weighted(r, "loss", "optimizer_steps"),
     "learn/policy_loss": lambda r: weighted(r, "policy_loss", "optimizer_steps"),
     "learn/kl_loss": lambda r: weighted(r, "kl_loss", "optimizer_steps"),
@@ -275,6 +305,15 @@ def test_every_metric_is_cut_by_policy_and_environment_version_and_documented(fo
     assert {"policy_version", "env_version"} <= set(found.cuts)
     assert found.table in TABLES
     assert all((found.unit, found.meaning, found.healthy, found.remedy))
+
+
+def test_refusals_are_told_by_producer_reason_and_version(database: duckdb.DuckDBPyConnection) -> None:
+    counts = database.execute(sql(metric("gate/refused_records"), by=["producer", "reason"])).fetchall()
+    assert counts == [
+        ("actor-0", "breaker_open", 2), ("actor-0", "rewards", 2), ("actor-1", "tokens", 2), ("other", "rewards", 1),
+    ]  # fmt: skip
+    versions = database.execute(sql(metric("gate/refused_records"), by=["env_version", "policy_version"]))
+    assert versions.fetchall() == [("3", -1, 1), ("env@1+a", 1, 6)]
 
 
 def test_two_cuts_at_once(rows: Rows, database: duckdb.DuckDBPyConnection) -> None:

@@ -297,6 +297,21 @@ class StoreSection(Section):
     model and the log see them."""
 
 
+class GateSection(Section):
+    """The gate's circuit breaker: a producer whose records are mostly refused is held off instead of judged on and on."""
+
+    breaker_window: PositiveInt = 256
+    """Records of a producer, the last ones, whose refused share decides."""
+    breaker_min_records: PositiveInt = 32
+    """Records of a producer that must have been judged before its breaker may open."""
+    breaker_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The breaker opens where more than this share of them was refused; 1 never opens it."""
+    breaker_probe_every: PositiveInt = 16
+    """While it is open, one record in this many is judged for testing; the others go to quarantine as breaker_open."""
+    breaker_probes_to_close: PositiveInt = 8
+    """Tested records accepted in a row after which it closes again."""
+
+
 class CheckpointSection(Section):
     """Weights and optimiser state on disk."""
 
@@ -338,6 +353,7 @@ class Recipe(Section):
     topology: TopologySection = TopologySection()
     evaluation: EvaluationSection = EvaluationSection()
     store: StoreSection = StoreSection()
+    gate: GateSection = GateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     debug: DebugSection = DebugSection()
 

@@ -7,17 +7,20 @@
                      └─► quarantine
 
 ``store``      the one writer of a run folder          ``reader``    SQL and columns, each record exactly once
-``gate``       what a trajectory must keep (``rules``)  ``segments``  trajectories as the learner trains on them
+``gate``       what a trajectory must keep (``rules``)  ``door``      other programs' records (``upgrades``, ``requeue``)
+``entrance``   what the gate remembers (``breaker``)    ``segments``  trajectories as the learner trains on them
 ``ledger``     attempts, consumptions, marks            ``manifest``  what a run was started with
 ``lake``       the only place that touches deltalake    ``redact``    secrets out of text
 """
 
 from hotpot.experience.analytics import FlatColumn, Run, TableColumns, flat, open_run
+from hotpot.experience.door import ArrowRecords
 from hotpot.experience.gate import Refusal, check
 from hotpot.experience.ledger import MARKS, Lease, Ledger, LedgerCounts
 from hotpot.experience.manifest import Manifest, read_manifest
 from hotpot.experience.reader import RunReader
 from hotpot.experience.redact import Redactor
+from hotpot.experience.requeue import Refused, RequeueReport, list_refused, requeue
 from hotpot.experience.rules import RULES, Limits
 from hotpot.experience.schema import COLUMNS, SCHEMAS, from_table, to_table
 from hotpot.experience.segments import TrainingSequence, read_trajectories, sequences
@@ -29,6 +32,7 @@ __all__ = [
     "RULES",
     "SCHEMAS",
     "AppendReport",
+    "ArrowRecords",
     "ExperienceStore",
     "FlatColumn",
     "Lease",
@@ -38,6 +42,8 @@ __all__ = [
     "Manifest",
     "Redactor",
     "Refusal",
+    "Refused",
+    "RequeueReport",
     "Run",
     "RunReader",
     "TableColumns",
@@ -45,9 +51,11 @@ __all__ = [
     "check",
     "flat",
     "from_table",
+    "list_refused",
     "open_run",
     "read_manifest",
     "read_trajectories",
+    "requeue",
     "sequences",
     "to_table",
 ]

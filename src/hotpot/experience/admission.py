@@ -1,15 +1,18 @@
-"""Judging a whole call's trajectories: the gate for each, and what must hold among them.
+"""Judging a whole call's records: the gate for each, and what must hold among them.
 
 Owns the batch: what can be checked for all at once is, in Arrow, which is what the log needs anyway. Pure.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from hotpot.errors import StoreError
-from hotpot.experience.gate import Refusal, check
+from hotpot.experience.forks import FindParents, fork_words, no_parents, parent_steps
+from hotpot.experience.gate import Refusal, check, claimed_attempt
 from hotpot.experience.rules import Limits, proven, well_formed
 from hotpot.experience.schema import to_table
 from hotpot.types import Trajectory
@@ -20,18 +23,36 @@ class Judgement:
     """The accepted trajectories with their rows as Arrow, and the refused ones with the reason; each in order."""
 
     accepted: tuple[Trajectory, ...]
-    refused: tuple[tuple[Trajectory, Refusal], ...]
+    refused: tuple[tuple[Any, Refusal], ...]
     steps: pa.Table
     rows: pa.Table
 
 
-def judge(trajectories: Sequence[Trajectory], limits: Limits) -> Judgement:
-    """Judge every trajectory. Never raises; an attempt's trajectories are accepted or refused together."""
-    tables = _convert(trajectories)
+def judge(
+    trajectories: Sequence[Any],
+    limits: Limits,
+    *,
+    before: Sequence[Refusal | None] | None = None,
+    find_parents: FindParents = no_parents,
+) -> Judgement:
+    """Judge every trajectory; an attempt's trajectories are accepted or refused together.
+
+    ``before``, one per trajectory, holds why some are refused already (those may be of any shape); they are not judged,
+    and take their siblings with them. ``find_parents`` looks up what forks name as their parents and is not in
+    the call. Never raises but for what ``find_parents`` raises.
+    """
+    given = list(before) if before is not None else [None] * len(trajectories)
+    fresh = [one for one, refusal in zip(trajectories, given, strict=True) if refusal is None]
+    tables = _convert(fresh)
     known = proven(tables[0], limits) if tables else frozenset()
-    refusals = [_judge_one(trajectory, limits, known) for trajectory in trajectories]
+    refusals = [
+        refusal or _judge_one(trajectory, limits, known)
+        for trajectory, refusal in zip(trajectories, given, strict=True)
+    ]
     refusals = _refuse_duplicates(trajectories, refusals)
     refusals = _refuse_siblings(trajectories, refusals)
+    while (found := _refuse_forks(trajectories, refusals, find_parents)) != refusals:
+        refusals = _refuse_siblings(trajectories, found)
     pairs = list(zip(trajectories, refusals, strict=True))
     accepted = tuple(trajectory for trajectory, refusal in pairs if refusal is None)
     if tables is None or len(accepted) < len(pairs):
@@ -59,6 +80,11 @@ def _convert(trajectories: Sequence[Trajectory]) -> tuple[pa.Table, pa.Table] | 
 
 
 def _judge_one(trajectory: Trajectory, limits: Limits, known: frozenset[str]) -> Refusal | None:
+    if not known and well_formed(trajectory) and _holds_huge(trajectory):
+        # Before the rules: their words would name it, and Python writes no integer of any length.
+        return Refusal(
+            reason="not_storable", detail="an integer does not fit 64 bits; correct whoever counted"
+        )
     refusal = check(trajectory, limits, proven=known)
     if refusal is None and not known:
         try:
@@ -68,9 +94,18 @@ def _judge_one(trajectory: Trajectory, limits: Limits, known: frozenset[str]) ->
     return refusal
 
 
-def _refuse_duplicates(
-    trajectories: Sequence[Trajectory], refusals: list[Refusal | None]
-) -> list[Refusal | None]:
+def _holds_huge(trajectory: Trajectory) -> bool:
+    rows: list[Any] = [trajectory.row, *trajectory.steps]
+    for row in rows:
+        for field in dataclasses.fields(row):
+            value = getattr(row, field.name)
+            for one in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(one, int) and not -(2**63) <= one < 2**63:
+                    return True
+    return False
+
+
+def _refuse_duplicates(trajectories: Sequence[Any], refusals: list[Refusal | None]) -> list[Refusal | None]:
     result: list[Refusal | None] = []
     seen: set[str] = set()
     for trajectory, refusal in zip(trajectories, refusals, strict=True):
@@ -85,13 +120,49 @@ def _refuse_duplicates(
     return result
 
 
-def _refuse_siblings(
-    trajectories: Sequence[Trajectory], refusals: list[Refusal | None]
+def _refuse_forks(
+    trajectories: Sequence[Any], refusals: list[Refusal | None], find_parents: FindParents
 ) -> list[Refusal | None]:
+    """Refuse forks whose parent is neither accepted in this call nor on record, or that don't continue it."""
+    kept = [one for one, refusal in zip(trajectories, refusals, strict=True) if refusal is None]
+    waiting = {one.row.trajectory_id: one for one in kept if one.row.parent_trajectory_id is not None}
+    if not waiting:
+        return refusals
+    known = {one.row.trajectory_id: parent_steps(one) for one in kept}
+    missing = {one.row.parent_trajectory_id for one in waiting.values()} - known.keys()
+    known |= {name: list(steps) for name, steps in find_parents(missing).items()} if missing else {}
+    # Grown from the trajectories without a parent, so that a ring of forks is never reached.
+    reached = known.keys() - waiting.keys()
+    broken: dict[str, str] = {}
+    moved = True
+    while moved:
+        ready = [name for name, fork in waiting.items() if fork.row.parent_trajectory_id in reached]
+        moved = bool(ready)
+        for name in ready:
+            fork = waiting.pop(name)
+            words = fork_words(fork, known[fork.row.parent_trajectory_id])
+            if words is None:
+                reached = reached | {name}
+            else:
+                broken[name] = words
+    for name, fork in waiting.items():
+        broken[name] = (
+            f"its parent {fork.row.parent_trajectory_id!r} is neither on record nor accepted in the same call; "
+            "append the parent before the fork, or with it"
+        )
+    return [
+        Refusal(reason="fork", detail=broken[trajectory.row.trajectory_id])
+        if refusal is None and trajectory.row.trajectory_id in broken
+        else refusal
+        for trajectory, refusal in zip(trajectories, refusals, strict=True)
+    ]
+
+
+def _refuse_siblings(trajectories: Sequence[Any], refusals: list[Refusal | None]) -> list[Refusal | None]:
     broken: dict[str, str] = {}
     for trajectory, refusal in zip(trajectories, refusals, strict=True):
-        attempt_id = getattr(getattr(trajectory, "row", None), "attempt_id", None)
-        if refusal is not None and isinstance(attempt_id, str):
+        attempt_id = claimed_attempt(trajectory)
+        if refusal is not None and attempt_id is not None:
             broken.setdefault(attempt_id, refusal.reason)
     if not broken:
         return refusals

@@ -27,6 +27,7 @@ from hotpot.errors import BacklogError, StoreError
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.health import ArchiveHealth, ArchiveStatus, Told
 from hotpot.experience.lake import LAKE_ERRORS, Lake, plain
+from hotpot.experience.order import row_numbers
 from hotpot.experience.wal import read_segment, sync_folder
 from hotpot.timeline import Timeline
 from hotpot.types import TABLES
@@ -277,6 +278,7 @@ class Archive:
         archive_segment(self._lake, path, self.timeline)
         path.unlink()
         sync_folder(path.parent)
+        reach("log_segment_deleted")
         self._archived()
         with self._wake:
             self._sealed.pop(0)
@@ -296,13 +298,14 @@ def archive_segment(lake: Lake, path: Path, timeline: Timeline) -> None:
     with timeline.span("read"):
         segment = read_segment(path, sealed=True)
     counts: dict[str, int] = {}
+    order = row_numbers(segment.frames)
     for name in TABLES:
         pieces = [table for frame in segment.frames if (table := frame.table(name)) is not None]
         if pieces:
             rows = pa.concat_tables(pieces).combine_chunks()
             counts[name] = rows.num_rows
             with timeline.span("commit"):
-                lake.commit(name, segment.number, rows)
+                lake.commit(name, segment.number, rows, order[name])
     if counts:
         reach("before_watermark")
         with timeline.span("sync"):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from hotpot.errors import StoreError
+from hotpot.experience.crashpoints import reach
 from hotpot.experience.ledger import Ledger
 from hotpot.experience.schema import to_table
 from hotpot.experience.wal import WalWriter
@@ -95,8 +96,10 @@ class Journal:
             if self._log.frames == 0:
                 return
             full, self._log = self._log, WalWriter(self._folder, self._log.number + 1)
+            reach("log_segment_made")
             full.close()
             self._sealed(full.path)
+            reach("log_segment_sealed")
 
     def close(self) -> None:
         """Stop the thread and close the file; an active log segment without a frame is deleted."""

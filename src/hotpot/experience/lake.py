@@ -20,8 +20,8 @@ that): once for the tables of a segment before its watermark, once for the water
 a failed sync the lake refuses everything, since what is on the device is unknown. A segment that is found committed
 already is taken at its word only where all its files are there in full length. S3 acknowledges only what is durable.
 
-The column ``_row`` counts the rows a segment brought to a table: (``_segment``, ``_row``) is the order of recording, which
-Delta itself does not keep.
+The column ``_row`` counts the rows of a segment, across its tables: (``_segment``, ``_row``) is the order of recording
+(:mod:`hotpot.experience.order`), which Delta itself does not keep.
 """
 
 import re
@@ -34,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from numpy.typing import NDArray
 
 from hotpot.errors import StoreError, UsageError
 from hotpot.experience.crashpoints import reach
@@ -131,12 +132,14 @@ class Lake:
         paths = tuple(f"{root}/{uri[base:]}" for uri in handle.file_uris() if uri.startswith(own, base))
         return TableFiles(version=handle.version(), paths=paths)
 
-    def commit(self, table: str, segment: int, rows: pa.Table) -> bool:
-        """Append ``rows`` of ``segment`` to ``table``; return False where that segment is in it already."""
+    def commit(self, table: str, segment: int, rows: pa.Table, numbers: NDArray[np.int64]) -> bool:
+        """Append ``rows`` of ``segment`` to ``table``; return False where that segment is in it already.
+
+        ``numbers`` are theirs in the segment (:func:`hotpot.experience.order.row_numbers`).
+        """
         schema = pa.schema([*ORDER_FIELDS, *SCHEMAS[table]])
         segments = pa.repeat(pa.scalar(segment, pa.int64()), rows.num_rows)
-        places = pa.array(np.arange(rows.num_rows))
-        data = pa.Table.from_arrays([segments, places, *rows.columns], schema=schema)
+        data = pa.Table.from_arrays([segments, pa.array(numbers), *rows.columns], schema=schema)
         return self._append(table, segment, data, TABLES[table].__doc__ or table)
 
     def publish(self, segment: int, rows_by_table: Mapping[str, int]) -> bool:

@@ -17,7 +17,7 @@ SEGMENT_COLUMN = "_segment"
 """Name of the hidden column that says which log segment a row came through."""
 
 ROW_COLUMN = "_row"
-"""Name of the hidden column that counts the rows of a segment, from 0."""
+"""Name of the hidden column that counts the rows of a segment across its tables, from 0."""
 
 SEGMENTS = "segments"
 """Name of the table of watermarks."""
@@ -38,7 +38,7 @@ ORDER_FIELDS = (
         pa.int64(),
         "Log segment the row came through; complete up to the run's last one in table segments",
     ),
-    _described(ROW_COLUMN, pa.int64(), "Place of the row among those its segment brought to the table"),
+    _described(ROW_COLUMN, pa.int64(), "Place of the row among all rows of its segment, across tables"),
 )
 
 SEGMENTS_SCHEMA = pa.schema(

@@ -20,7 +20,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,9 +182,21 @@ class Ledger:
 
     def is_leased(self, attempt_id: str) -> bool:
         """Whether the attempt is leased now. Any text may be asked for, even such as UTF-8 can't carry."""
-        if any("\ud800" <= letter <= "\udfff" for letter in attempt_id):
+        if _lone_surrogate(attempt_id):
             return False
         return bool(self._find_leased([attempt_id]))
+
+    def states(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return the state of each of the attempts that the ledger knows. Any text may be asked for."""
+        asked = [each for each in dict.fromkeys(ids) if not _lone_surrogate(each)]
+        found: dict[str, str] = {}
+        with self._guard:
+            for start in range(0, len(asked), _IDS_A_QUERY):
+                part = asked[start : start + _IDS_A_QUERY]
+                places = ",".join("?" * len(part))
+                query = f"SELECT attempt_id, state FROM attempts WHERE attempt_id IN ({places})"
+                found.update(self._database.execute(query, part).fetchall())
+        return found
 
     def ended(self, reasons: Mapping[str, str], state: str) -> list[AttemptRow]:
         """Return the rows that leased attempts (id to reason) will have once they end in ``state``; changes nothing.
@@ -350,7 +362,11 @@ class Ledger:
                 try:
                     self._check_token()
                     yield self._database
+                    if durable:
+                        reach("ledger_before_commit")
                     self._database.execute("COMMIT")
+                    if durable:
+                        reach("ledger_after_commit")
                 except BaseException:
                     if self._database.in_transaction:
                         self._database.execute("ROLLBACK")
@@ -443,6 +459,10 @@ def _values(row: AttemptRow) -> tuple[str | int | None, ...]:
         row.attempt_id, row.episode_id, row.group_id, row.task_id, row.purpose,
         row.state, row.reason, row.owner, row.leased_us, row.closed_us,
     )  # fmt: skip
+
+
+def _lone_surrogate(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _known_mark(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The manifest of a run: what it was started with, and on what. Written once, atomically.
+"""The manifest of a run: what it was started with, and on what. Written atomically, once for each schema version.
 
 Owns ``manifest.json``. Collects code, packages, hardware and threads by itself; the recipe comes from the caller as
 JSON text. Knows no table. A missing git, repository or commit is None, never an error.
@@ -13,12 +13,13 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hotpot.errors import RunFolderError
 from hotpot.experience.redact import Redactor
+from hotpot.experience.upgrades import is_known
 from hotpot.experience.wal import sync_folder
 from hotpot.types import SCHEMA_VERSION
 
@@ -46,6 +47,8 @@ class Manifest:
     diff are replaced, but for the recipe's own ``redact_patterns``, which a resume needs. ``packages`` maps distributions to versions, ``thread_variables`` environment variables to values.
     ``lake`` is where the lake lies, None for ``lake`` in the run folder; ``s3`` are the settings (no credentials) of one
     on S3.
+    ``schema_version`` is the one the run is written under now, ``schema_versions`` all it was ever written under, ascending.
+    ``vocabulary_size`` is None where a release wrote it that did not keep it.
     """
 
     run_id: str
@@ -69,6 +72,8 @@ class Manifest:
     diff: str | None = None
     lake: str | None = None
     s3: dict[str, Any] = field(default_factory=dict)
+    schema_versions: tuple[int, ...] = ()
+    vocabulary_size: int | None = None
 
 
 def collect_manifest(
@@ -81,6 +86,7 @@ def collect_manifest(
     redactor: Redactor | None = None,
     lake: str | None = None,
     s3: dict[str, Any] | None = None,
+    vocabulary_size: int | None = None,
 ) -> Manifest:
     """Return the manifest of a run that starts now, in this process and working folder.
 
@@ -112,6 +118,8 @@ def collect_manifest(
         thread_variables={name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
         lake=lake,
         s3=s3 or {},
+        schema_versions=(SCHEMA_VERSION,),
+        vocabulary_size=vocabulary_size,
     )
 
 
@@ -134,6 +142,27 @@ def manifest_text(manifest: Manifest) -> str:
     return json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n"
 
 
+def check_readable(run_folder: Path, manifest: Manifest) -> None:
+    """Raise :class:`RunFolderError` where the run is of a schema version that this release can't read."""
+    if not is_known(manifest.schema_version):
+        raise RunFolderError(
+            f"{run_folder} keeps schema version {manifest.schema_version}, this release reads {SCHEMA_VERSION} and "
+            "those before it; use the release that wrote it, or a newer one"
+        )
+
+
+def take_over(run_folder: Path, manifest: Manifest) -> Manifest:
+    """Say in the manifest, before anything else is written, that the run goes on under this release's schema version.
+
+    Raises :class:`RunFolderError` where it can't be written.
+    """
+    if manifest.schema_version != SCHEMA_VERSION:
+        versions = (*manifest.schema_versions, SCHEMA_VERSION)
+        manifest = replace(manifest, schema_version=SCHEMA_VERSION, schema_versions=versions)
+        write_manifest(run_folder, manifest)
+    return manifest
+
+
 def read_manifest(run_folder: Path) -> Manifest:
     """Return the manifest of a run folder. Raises :class:`RunFolderError` where it is missing or not readable."""
     path = run_folder / MANIFEST_NAME
@@ -153,7 +182,9 @@ def parse_manifest(text: str, origin: str) -> Manifest:
         values: dict[str, Any] = json.loads(text)
         known = {one.name for one in fields(Manifest)}
         values = {name: value for name, value in values.items() if name in known}
-        return Manifest(**{**values, "command": tuple(values["command"])})
+        values["command"] = tuple(values["command"])
+        values["schema_versions"] = tuple(values.get("schema_versions") or [values["schema_version"]])
+        return Manifest(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"can't read {origin}: {error!r}; restore it from a copy") from error
 

@@ -4,6 +4,7 @@ Owns the views. Never writes into the run folder. Invariants: a trajectory is se
 see different moments, one query sees one; SQL can only read, and only the run's own tables.
 """
 
+import copy
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,14 +15,17 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from hotpot.errors import RunFolderError, StoreError, UsageError
+from hotpot.errors import StoreError, UsageError
 from hotpot.experience.columns import ColumnReader
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
+from hotpot.experience.manifest import check_readable
+from hotpot.experience.moments import Cut, cut_at
 from hotpot.experience.places import RunPlace, find_run
 from hotpot.experience.remote import open_door
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
 from hotpot.experience.storage import LakeLocation
+from hotpot.experience.upgrades import column_sql
 from hotpot.metrics import quoted
 from hotpot.types import SCHEMA_VERSION, TABLES
 
@@ -43,6 +47,8 @@ class RunReader:
         self.manifest = place.manifest
         self.lake = Lake(place.location, writer=place.manifest.run_id)
         self._columns = ColumnReader(place.location)
+        self._fixed: Snapshot | None = None
+        self._cut: Cut | None = None
 
     @classmethod
     def open(cls, run: Path | str) -> Self:
@@ -52,12 +58,35 @@ class RunReader:
         :class:`StoreError` where the lake's storage does not answer.
         """
         place = find_run(run)
-        if place.manifest.schema_version != SCHEMA_VERSION:
-            raise RunFolderError(
-                f"{run} keeps schema version {place.manifest.schema_version}, this release reads {SCHEMA_VERSION}; "
-                "read it with the release that wrote it"
-            )
+        check_readable(Path(run), place.manifest)
         return cls(place)
+
+    def at_once(self) -> Self:
+        """Return a reader of the run as it stands now: all its queries see this one moment.
+
+        Good for as long as no vacuum takes the files it has seen. Raises :class:`StoreError` as reading does.
+        """
+        reader = copy.copy(self)
+        reader._fixed = self._fixed or take_snapshot(
+            self.run_folder, self.manifest.run_id, self.lake, tuple(TABLES)
+        )
+        return reader
+
+    def as_of(self, update: int) -> Self:
+        """Return a reader of the run as it stood when ``update`` was recorded: nothing later is seen.
+
+        It sees attempts that had ended by then, and no trajectory that was deleted since. Log segments of schema version
+        1 are seen whole. Raises :class:`UsageError` where the record has no such update.
+        """
+        query = f"SELECT {_ORDER} FROM recorded_updates WHERE update = ?"
+        found = self._query(query, [update], ("updates",)).to_pylist()
+        if not found:
+            raise UsageError(
+                f"the record of run {self.manifest.run_id} has no update {update}; table updates lists those it has"
+            )
+        reader = copy.copy(self)
+        reader._cut = cut_at(self.lake, found[0][SEGMENT_COLUMN], found[0][ROW_COLUMN])
+        return reader
 
     def sql(self, query: str, params: Parameters | None = None) -> pa.Table:
         """Return the result of one SELECT (DuckDB's SQL) over the tables of :data:`hotpot.types.TABLES`.
@@ -66,6 +95,10 @@ class RunReader:
         one reading statement, or fails; the message names the tables and columns there are.
         """
         return self._query(query, params, _named_tables(query))
+
+    def watermark(self) -> int:
+        """Return the number of the last log segment that is wholly in the lake; 0 where there is none."""
+        return self.lake.watermark() if self._fixed is None else self._fixed.watermark
 
     def table(
         self,
@@ -121,8 +154,8 @@ class RunReader:
 
     def _plain(self, name: str, schema: pa.Schema, where: str) -> Snapshot | None:
         """Return a snapshot to read whole columns from, or None where it takes a query: for a condition, for what only
-        the ledger knows, for files of an older schema."""
-        if where != "true" or name == "attempts":
+        the ledger knows, for a moment gone by, for files of an older schema."""
+        if where != "true" or name == "attempts" or self._cut is not None:
             return None
         snapshot = self._snapshot([name])
         return snapshot if self._columns.hold(snapshot.tables[name].paths, schema.names) else None
@@ -133,6 +166,8 @@ class RunReader:
         return pa.concat_tables([piece.cast(schema) for piece in (*pieces, found.tail.select(schema.names))])
 
     def _snapshot(self, tables: Collection[str]) -> Snapshot:
+        if self._fixed is not None:
+            return self._fixed.only(tables)
         return take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
 
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
@@ -149,7 +184,8 @@ class RunReader:
                 if self.lake.location.is_local:
                     # Reading ahead takes whole row groups for one list column; a local file needs none of it.
                     database.execute("SET disable_parquet_prefetching = true")
-                _prepare(database, snapshot, self.lake.location)
+                aged = min(self.manifest.schema_versions) < SCHEMA_VERSION
+                _prepare(database, snapshot, self._cut, self.lake.location, aged=aged)
             except duckdb.Error as error:
                 raise StoreError(
                     f"can't read the lake in {self.lake.location.uri}: {error}; restore what is damaged from a copy"
@@ -178,13 +214,20 @@ def column_schema(name: str, columns: Sequence[str] | None = None) -> pa.Schema:
 
 def _named_tables(query: str) -> list[str]:
     """Return the tables a query can refer to: those whose name is in its text, or all where it lists tables."""
-    words = set(re.findall(r"[a-z_]+", query.lower()))
+    words = {word.removeprefix("recorded_") for word in re.findall(r"[a-z_]+", query.lower())}
     named = [name for name in TABLES if name in words]
     return named or list(TABLES)
 
 
-def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot, location: LakeLocation) -> None:
-    """Define the views, and take away everything but reading them."""
+def _prepare(
+    database: duckdb.DuckDBPyConnection,
+    snapshot: Snapshot,
+    cut: Cut | None,
+    location: LakeLocation,
+    *,
+    aged: bool,
+) -> None:
+    """Define the views, and take away everything but reading them. ``aged``: files may lack columns."""
     paths = [path for table in snapshot.tables.values() for path in table.paths]
     open_door(database, location, paths)
     # Only these very files may be opened, and a single SELECT can only read. Paths are our own, quoted as SQL text.
@@ -195,8 +238,10 @@ def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot, location: 
     )
     for name, table in snapshot.tables.items():
         columns = [column.name for column in COLUMNS[name]]
-        body = _recorded(database, name, table, snapshot.watermark, columns)
-        if name == "attempts":
+        body = _recorded(database, name, table, snapshot.watermark, columns, aged=aged)
+        if cut is not None:
+            body = f"SELECT * FROM ({body}) WHERE {cut.condition()}"
+        elif name == "attempts":
             body = _with_ledger(database, body, snapshot.unlogged, columns)
         database.execute(
             f"CREATE VIEW recorded_{name} AS {body}; "
@@ -211,33 +256,37 @@ def _recorded(
     table: TableSnapshot,
     watermark: int,
     columns: Sequence[str],
+    *,
+    aged: bool,
 ) -> str:
     """Return the query for a table's rows in lake and log, with the hidden columns that order them."""
-    database.register(f"log_{name}", _ordered(table.tail, watermark + 1))
+    database.register(f"log_{name}", table.tail)
     body = f"SELECT {_ORDER}, {_listed(columns)} FROM log_{name}"
     if table.paths:
-        files = ", ".join(map(quoted, table.paths))
-        body = (
-            f"SELECT {_ORDER}, {_listed(columns)} FROM read_parquet([{files}], hive_partitioning = false) "
-            f"WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
-        )
+        files, kept = ", ".join(map(quoted, table.paths)), _listed(columns)
+        source = f"read_parquet([{files}], hive_partitioning = false)"
+        if aged:
+            # A column may be in some files or in none: the log's tail has them all, and none of its rows pass.
+            source = (
+                f"(SELECT * FROM read_parquet([{files}], hive_partitioning = false, union_by_name = true) "
+                f"UNION ALL BY NAME SELECT * FROM log_{name} WHERE false)"
+            )
+            kept = ", ".join(column_sql(name, column) for column in columns)
+        body = f"SELECT {_ORDER}, {kept} FROM {source} WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
     return body
 
 
 def _with_ledger(
     database: duckdb.DuckDBPyConnection, body: str, unlogged: pa.Table, columns: Sequence[str]
 ) -> str:
-    database.register("ledger_attempts", _ordered(unlogged, _LAST))
+    numbers = pa.array(np.arange(unlogged.num_rows))
+    last = pa.array(np.full(unlogged.num_rows, _LAST))
+    ordered = unlogged.append_column(SEGMENT_COLUMN, last).append_column(ROW_COLUMN, numbers)
+    database.register("ledger_attempts", ordered)
     return (
         f"WITH ended AS ({body}) FROM ended UNION ALL SELECT {_ORDER}, {_listed(columns)} FROM ledger_attempts "
         "WHERE attempt_id NOT IN (SELECT attempt_id FROM ended)"
     )
-
-
-def _ordered(table: pa.Table, segment: int) -> pa.Table:
-    places = pa.array(np.arange(table.num_rows))
-    numbers = pa.array(np.full(table.num_rows, segment))
-    return table.append_column(SEGMENT_COLUMN, numbers).append_column(ROW_COLUMN, places)
 
 
 def _listed(columns: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from hotpot.experience.known import KnownVersions
 from hotpot.experience.schema import COLUMNS, Column
 from hotpot.ids import prefix_hash, task_id
 from hotpot.types import (
@@ -52,10 +53,20 @@ _shared = operator.attrgetter(*_SHARED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the gate knows of the run: its id, and the size of its vocabulary (token ids lie below it)."""
+    """What the gate knows of the run: its id, the size of its vocabulary (token ids lie below it), and the versions it has
+    explained."""
 
     run_id: str
     vocabulary_size: int
+    versions: KnownVersions = KnownVersions()
+
+
+def shown(value: Any) -> str:
+    """Return the ``repr`` of any value, or its type where that is too long or too deep for Python to write."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that can't be written out"
 
 
 class _TypeCheck:
@@ -107,7 +118,7 @@ def _fits(column: Column, value: Any) -> bool:
 
 def _type_words(column: Column, value: Any) -> str:
     return (
-        f"{column.name} = {value!r:.200} is not {column.arrow}{' or null' if column.nullable else ''}; "
+        f"{column.name} = {shown(value):.200} is not {column.arrow}{' or null' if column.nullable else ''}; "
         "correct whoever filled the field"
     )
 
@@ -185,6 +196,23 @@ def _identity(trajectory: Trajectory, limits: Limits) -> str | None:
         return f"task_id = {row.task_id!r} is not the hash of env {row.env!r} and task_content"
     if (row.parent_trajectory_id is None) != (row.fork_step is None):
         return "parent_trajectory_id and fork_step are set together or not at all"
+    return None
+
+
+def _unknown_version(trajectory: Trajectory, limits: Limits) -> str | None:
+    row, known = trajectory.row, limits.versions
+    used = [("env", row.env_version), ("reward", row.reward_version), ("prompt", row.prompt_version)]
+    sampled = {row.policy_version}
+    for step in trajectory.steps:
+        sampled.add(step.policy_version)
+        sampled.update(step.span_policy_version)
+    used += [("policy", str(version)) for version in sorted(sampled)]
+    for kind, version in used:
+        if known.lacks(kind, version):
+            return (
+                f"{kind} version {version!r} is not explained in the run's table versions; record what it is before, or "
+                "with, what was made with it"
+            )
     return None
 
 
@@ -439,6 +467,7 @@ RULES: dict[str, Rule] = {
     "missing_version": _missing_version,
     "step_numbers": _step_numbers,
     "identity": _identity,
+    "unknown_version": _unknown_version,
     "purpose": _purpose,
     "lengths": _lengths,
     "logprobs": _logprobs,
@@ -452,7 +481,17 @@ RULES: dict[str, Rule] = {
     "sums": _sums,
     "sampling": _sampling,
 }
-"""Every rule by its machine-readable name, in the order they are tried."""
+"""Every rule of one trajectory by its machine-readable name, in the order they are tried."""
+
+OTHER_REASONS: dict[str, str] = {
+    "not_storable": "a value that Arrow can't hold in its column, such as text that is no Unicode",
+    "duplicate_id": "the same trajectory_id twice in one call",
+    "fork": "a parent that is not on record, or that the fork does not continue",
+    "malformed": "a record of another program that can't be read: keys, columns, or values of the wrong type",
+    "attempt": "an attempt id that was closed, belongs to the run's own sampler, or is not the trajectory's",
+    "breaker_open": "not judged: its producer's records were mostly refused; it can be requeued",
+}
+"""Reasons of a refusal that are no rule of a single trajectory, and what each means."""
 
 
 def proven(steps: pa.Table, limits: Limits) -> frozenset[str]:

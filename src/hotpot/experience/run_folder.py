@@ -8,10 +8,15 @@ from pathlib import Path
 
 from hotpot.config import StoreSection
 from hotpot.errors import RunFolderError
-from hotpot.experience.manifest import MANIFEST_DRAFT, MANIFEST_NAME, Manifest, read_manifest
+from hotpot.experience.manifest import (
+    MANIFEST_DRAFT,
+    MANIFEST_NAME,
+    Manifest,
+    check_readable,
+    read_manifest,
+)
 from hotpot.experience.places import lake_location
 from hotpot.experience.storage import LakeLocation
-from hotpot.types import SCHEMA_VERSION
 
 # What a process killed before it wrote its manifest leaves: nothing worth keeping.
 _BARE = frozenset({"owner.lock", MANIFEST_DRAFT})
@@ -57,11 +62,7 @@ def checked_manifest(run_folder: Path, run_id: str, settings: StoreSection) -> M
         raise RunFolderError(
             f"{run_folder / MANIFEST_NAME} belongs to run {manifest.run_id!r}, not {run_id!r}; name that run"
         )
-    if manifest.schema_version != SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{run_folder} keeps schema version {manifest.schema_version}, this release writes {SCHEMA_VERSION}; "
-            "resume it with the release that began it"
-        )
+    check_readable(run_folder, manifest)
     known, wanted = lake_location(run_folder, manifest), chosen_location(run_folder, settings)
     if known.uri != wanted.uri:
         raise RunFolderError(

@@ -11,14 +11,17 @@ Owns the order of reading that makes each record appear exactly once. Opens noth
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from hotpot.errors import StoreError
-from hotpot.experience.lake import Lake
+from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.ledger import read_not_logged
+from hotpot.experience.order import row_numbers
 from hotpot.experience.schema import SCHEMAS, to_table
 from hotpot.experience.wal import LogSegment, last_written, read_segment, segment_numbers, segment_path
 from hotpot.types import AttemptRow
@@ -29,7 +32,8 @@ LOOK_AGAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableSnapshot:
-    """One table: the lake's files (rows with ``_segment <= watermark`` count) and the log's tail as Arrow."""
+    """One table: the lake's files (rows with ``_segment <= watermark`` count) and the log's tail as Arrow, with
+    the columns ``_segment`` and ``_row`` as the lake will have them."""
 
     paths: tuple[str, ...]
     tail: pa.Table
@@ -44,6 +48,10 @@ class Snapshot:
     tables: dict[str, TableSnapshot]
     unlogged: pa.Table
 
+    def only(self, tables: Iterable[str]) -> "Snapshot":
+        """Return the same moment of some of the tables."""
+        return replace(self, tables={name: self.tables[name] for name in tables})
+
 
 def take_snapshot(run_folder: Path | None, run_id: str, lake: Lake, tables: Iterable[str]) -> Snapshot:
     """Return a snapshot of ``tables``; without a run folder, of what the lake alone holds.
@@ -52,13 +60,14 @@ def take_snapshot(run_folder: Path | None, run_id: str, lake: Lake, tables: Iter
     """
     wanted = tuple(tables)
     unlogged: list[AttemptRow] = []
-    segments: list[LogSegment] = []
+    waiting: list[LogSegment] = []
     if run_folder is None:
         watermark = lake.watermark()
     else:
         if "attempts" in wanted:
             unlogged = read_not_logged(run_folder / "control.sqlite", run_id)
-        watermark, segments = _tail(run_folder / "wal", lake)
+        watermark, waiting = _tail(run_folder / "wal", lake)
+    segments = [(segment, row_numbers(segment.frames)) for segment in waiting]
     found: dict[str, TableSnapshot] = {}
     for name in wanted:
         files = lake.files(name) if watermark else None
@@ -94,12 +103,16 @@ def _read_above(log_folder: Path, watermark: int) -> list[LogSegment] | None:
         return None
 
 
-def _table_tail(name: str, segments: list[LogSegment]) -> pa.Table:
-    schema = SCHEMAS[name]
-    pieces = [
-        pa.Table.from_arrays(table.columns, schema=schema)
-        for segment in segments
-        for frame in segment.frames
-        if (table := frame.table(name)) is not None
-    ]
-    return pa.concat_tables(pieces) if pieces else schema.empty_table()
+def _table_tail(name: str, segments: list[tuple[LogSegment, dict[str, NDArray[np.int64]]]]) -> pa.Table:
+    pieces = [SCHEMAS[name].empty_table()]
+    of_segment, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for segment, by_table in segments:
+        tables = [table for frame in segment.frames if (table := frame.table(name)) is not None]
+        pieces += [pa.Table.from_arrays(table.columns, schema=SCHEMAS[name]) for table in tables]
+        if name in by_table:
+            of_segment.append(np.full(len(by_table[name]), segment.number))
+            numbers.append(by_table[name])
+    tail = pa.concat_tables(pieces)
+    return tail.append_column(SEGMENT_COLUMN, pa.array(np.concatenate(of_segment))).append_column(
+        ROW_COLUMN, pa.array(np.concatenate(numbers))
+    )

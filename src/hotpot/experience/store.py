@@ -16,7 +16,6 @@ Owns the order in which things become durable. Knows no model, environment or to
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -25,18 +24,19 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from hotpot.config import StoreSection
+from hotpot.config import GateSection, StoreSection
 from hotpot.errors import RunFolderError, StoreError
 from hotpot.experience import recovery
-from hotpot.experience.admission import Judgement, judge
 from hotpot.experience.archive import Archive, Thresholds
 from hotpot.experience.budget import DiskBudget
-from hotpot.experience.gate import Refusal, quarantine_row
+from hotpot.experience.door import ArrowRecords, records_of
+from hotpot.experience.entrance import Admitted, Entrance
+from hotpot.experience.gate import Refusal, claimed_attempt
 from hotpot.experience.health import ArchiveStatus, Told
 from hotpot.experience.journal import Journal
 from hotpot.experience.lake import RUN_COLUMN, Lake
 from hotpot.experience.ledger import Ledger
-from hotpot.experience.manifest import collect_manifest, write_manifest
+from hotpot.experience.manifest import collect_manifest, take_over, write_manifest
 from hotpot.experience.owner import OwnerLock
 from hotpot.experience.places import publish_manifest
 from hotpot.experience.redact import Redactor
@@ -54,9 +54,9 @@ from hotpot.types import (
     EventRow,
     GroupRow,
     LearnedTokensRow,
-    QuarantineRow,
     Trajectory,
     UpdateRow,
+    VersionRow,
 )
 
 RUN_ENDED = "run_ended"
@@ -83,12 +83,21 @@ _OWN_CALLS = {
 class AppendReport:
     """What became of the trajectories of one call: accepted ids, and (id, reason) of the refused, in the order given.
 
-    ``redactions`` counts the secrets that were replaced in them.
+    ``redactions`` counts the secrets that were replaced in them. ``details`` are the words on each refusal.
+    ``open_producers`` are those of the ``num_producers`` heard of so far whose breaker is not closed.
     """
 
     accepted: tuple[str, ...]
     quarantined: tuple[tuple[str, str], ...]
     redactions: int = 0
+    details: tuple[str, ...] = ()
+    open_producers: tuple[str, ...] = ()
+    num_producers: int = 0
+
+    @property
+    def all_open(self) -> bool:
+        """Whether every producer is held off: nothing is coming in."""
+        return 0 < self.num_producers == len(self.open_producers)
 
 
 class ExperienceStore:
@@ -104,12 +113,12 @@ class ExperienceStore:
         limits: Limits,
         lock: OwnerLock,
         redactor: Redactor,
+        gate: GateSection,
         timeline: Timeline | None = None,
     ) -> None:
         self.run_folder = run_folder
         self._run_id = run_id
         self._settings = settings
-        self._limits = limits
         self._lock_file = lock
         self._redactor = redactor
         self._timeline = timeline
@@ -121,6 +130,7 @@ class ExperienceStore:
         self.ledger = Ledger(
             run_folder / "control.sqlite", run_id, redact=lambda reason: redactor.redact(reason)[0]
         )
+        self._entrance = Entrance(run_folder, limits, self.ledger, gate)
         try:
             self._begin(run_folder / "wal", Lake(location, writer=run_id))
         except BaseException:
@@ -132,6 +142,8 @@ class ExperienceStore:
         if watermark:
             lake.sync("segments")  # recovery deletes what is below it
         recovered = recovery.recover(log_folder, self.ledger, watermark)
+        if watermark or recovered.sealed:
+            self._entrance.recall()
         self._archive = Archive(
             lake,
             thresholds=Thresholds(
@@ -183,10 +195,12 @@ class ExperienceStore:
         seed: int = 0,
         num_threads: int = 0,
         resume: bool = False,
+        gate: GateSection | None = None,
         timeline: Timeline | None = None,
     ) -> Self:
         """Create the run folder, or with ``resume`` take over the one that is there (recovering it from a crash).
 
+        A run of an older schema version goes on under this release's, which the manifest says from then on.
         ``recipe`` (JSON), ``seed`` and ``num_threads`` go into the manifest of a new run. ``timeline``, of the one thread
         that calls the store, gets the spans ``gate``, ``log`` and ``ledger`` of each write; open them inside a ``whole``
         span to count them under that. Raises :class:`hotpot.errors.RecipeError` where a pattern of
@@ -206,11 +220,12 @@ class ExperienceStore:
                 redactor=redactor,
                 lake=None if settings.lake is None else LakeLocation.of(settings.lake, settings.s3).uri,
                 s3=settings.s3.model_dump() if str(settings.lake).startswith("s3://") else None,
+                vocabulary_size=vocabulary_size,
             )
         lock = OwnerLock(run_folder)
         try:
             if resume:
-                manifest = checked_manifest(run_folder, run_id, settings)
+                manifest = take_over(run_folder, checked_manifest(run_folder, run_id, settings))
             else:
                 write_manifest(run_folder, manifest)
             location = chosen_location(run_folder, settings)
@@ -230,6 +245,7 @@ class ExperienceStore:
                 limits=limits,
                 lock=lock,
                 redactor=redactor,
+                gate=gate or GateSection(),
                 timeline=timeline,
             )
         except OSError as error:
@@ -246,22 +262,59 @@ class ExperienceStore:
         :class:`hotpot.errors.LedgerError` where an accepted trajectory's attempt isn't leased (nothing is kept then),
         and :class:`StoreError` where log, ledger or lake fail.
         """
+        return self._take(trajectories)
+
+    def append_records(
+        self,
+        records: Iterable[Any] | ArrowRecords,
+        *,
+        producer: str,
+        versions: Sequence[VersionRow] = (),
+        follow: Callable[[Admitted], Sequence[tuple[str, Mapping[str, Any]]]] | None = None,
+    ) -> AppendReport:
+        """Take records that are not our dataclasses: mappings or Arrow tables as :mod:`hotpot.experience.door` has them.
+
+        Records of an older known schema version are upgraded; unknown, malformed and wrong ones go to quarantine under
+        ``producer``, whose breaker they count for. Their attempts need no lease (:mod:`hotpot.experience.entrance` says which ids are
+        taken). ``versions`` explain versions that the records name. ``follow`` returns events (kind, detail) that tell of the
+        outcome in the same frame. Raises :class:`StoreError` where log, ledger or lake fail, or ``versions`` are no rows of
+        this run; never for what a record holds.
+        """
+        brought = records_of(records) if isinstance(records, ArrowRecords) else list(records)
+        return self._take(brought, producer=producer, versions=versions, follow=follow)
+
+    def _take(
+        self,
+        records: Sequence[Any],
+        *,
+        producer: str | None = None,
+        versions: Sequence[VersionRow] = (),
+        follow: Callable[[Admitted], Sequence[tuple[str, Mapping[str, Any]]]] | None = None,
+    ) -> AppendReport:
         with self._guard:
             self._check_open()
             with self._span("gate"):
-                judged = judge(trajectories, self._limits)
-                quarantine = self._quarantine(judged.refused)
-                tables, redactions = self._redacted(_accepted_and_refused(judged, quarantine))
+                admitted = self._entrance.admit(records, producer=producer, versions=versions)
+                told = [self._entrance.event(*each) for each in (follow(admitted) if follow else ())]
+                others = self._tables(group_rows([*versions, *admitted.events, *told]))
+                tables, redactions = self._redacted({**admitted.tables, **others})
             with self._span("ledger"):
-                finished = dict.fromkeys((t.row.attempt_id for t in judged.accepted), "")
-                attempts = self.ledger.ended(finished, "finished") + self._dropped(judged.refused)
+                if admitted.leases:
+                    self.ledger.lease(admitted.leases)
+                finished = dict.fromkeys((t.row.attempt_id for t in admitted.accepted), "")
+                attempts = self.ledger.ended(finished, "finished") + self._dropped(admitted.refused)
             self._write(tables, attempts, batches=1)
+            self._entrance.learn(versions)
+            report = AppendReport(
+                accepted=tuple(t.row.trajectory_id for t in admitted.accepted),
+                quarantined=tuple((row.record_id, row.reason) for row in admitted.quarantine),
+                redactions=redactions,
+                details=tuple(row.detail for row in admitted.quarantine),
+                open_producers=self._entrance.breaker.open_producers(),
+                num_producers=len(self._entrance.breaker.producers()),
+            )
         self._wait_for_lake()
-        return AppendReport(
-            accepted=tuple(t.row.trajectory_id for t in judged.accepted),
-            quarantined=tuple((row.record_id, row.reason) for row in quarantine),
-            redactions=redactions,
-        )
+        return report
 
     def record(self, rows: Iterable[Any]) -> None:
         """Log rows of any tables but those with a call of their own, in one frame; returns once that is acknowledged.
@@ -269,6 +322,7 @@ class ExperienceStore:
         Raises :class:`StoreError` where a row is of no table, of a table with its own call, of another run or schema
         version, or holds a value of the wrong type.
         """
+        rows = list(rows)
         grouped = group_rows(rows)
         for name in grouped:
             if name in _OWN_CALLS:
@@ -280,6 +334,7 @@ class ExperienceStore:
             with self._span("gate"):
                 tables, _ = self._redacted(self._tables(grouped))
             self._write(tables)
+            self._entrance.learn(rows)
         self._wait_for_lake()
 
     def record_update(
@@ -296,6 +351,7 @@ class ExperienceStore:
         :class:`hotpot.errors.LedgerError` where the update's number was recorded before, or it consumes a trajectory
         twice or one on no finished attempt of this run; :class:`StoreError` as :meth:`record`.
         """
+        others = list(others)
         grouped = group_rows([update, *groups, *learned, *consumptions, *others])
         with self._guard:
             self._check_open()
@@ -304,6 +360,7 @@ class ExperienceStore:
             with self._span("gate"):
                 tables, _ = self._redacted(self._tables(grouped))
             self._write(tables, consumptions=consumptions, update=update.update)
+            self._entrance.learn(others)
         self._wait_for_lake()
 
     def flush(self, *, timeout_s: float | None = None) -> None:
@@ -401,16 +458,12 @@ class ExperienceStore:
         if self._settings.acknowledge == "lake":
             self.flush()
 
-    def _quarantine(self, refused: Sequence[tuple[Trajectory, Refusal]]) -> list[QuarantineRow]:
-        now = time.time_ns() // 1_000
-        return [quarantine_row(t, refusal, run_id=self._run_id, time_us=now) for t, refusal in refused]
-
-    def _dropped(self, refused: Sequence[tuple[Trajectory, Refusal]]) -> list[AttemptRow]:
+    def _dropped(self, refused: Sequence[tuple[Any, Refusal]]) -> list[AttemptRow]:
         reasons: dict[str, str] = {}
-        for trajectory, refusal in refused:
-            attempt_id = getattr(getattr(trajectory, "row", None), "attempt_id", None)
+        for record, refusal in refused:
+            attempt_id = claimed_attempt(record)
             # A record too broken to say whose attempt it was closes none; the lease ends with the run.
-            if isinstance(attempt_id, str) and self.ledger.is_leased(attempt_id):
+            if attempt_id is not None and self.ledger.is_leased(attempt_id):
                 reasons.setdefault(attempt_id, f"quarantined:{refusal.reason}")
         return self.ledger.ended(reasons, "dropped")
 
@@ -442,12 +495,3 @@ class ExperienceStore:
             return table, 0
         array = pa.array([cleaned[text][0] for text in texts], type=pa.string())
         return table.set_column(index, table.schema.field(index), array), count
-
-
-def _accepted_and_refused(judged: Judgement, quarantine: Sequence[QuarantineRow]) -> dict[str, pa.Table]:
-    tables: dict[str, pa.Table] = {}
-    if judged.accepted:
-        tables |= {"steps": judged.steps, "trajectories": judged.rows}
-    if quarantine:
-        tables["quarantine"] = to_table("quarantine", quarantine)
-    return tables

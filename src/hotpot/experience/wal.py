@@ -4,7 +4,8 @@ A file is a log segment: ``wal/00000007.wal`` is a header of 32 bytes, then fram
 header and payload, payload length, number of the frame) and a payload: the Arrow IPC streams of one or several tables.
 Everything is little-endian and aligned to 8 bytes, so that Arrow reads it where it lies.
 
-Owns the bytes. Knows no record class and no ledger. Invariants:
+Owns the bytes. Knows no record class and no ledger. What an older release wrote is read with the columns of this one
+(:mod:`hotpot.experience.upgrades`). Invariants:
 
 - :meth:`WalWriter.append` returns only after the frame is on the device (fdatasync). A frame whose write failed is cut
   off again; after a failed fdatasync the writer refuses everything, since what is on the device is unknown.
@@ -27,6 +28,7 @@ import pyarrow as pa
 
 from hotpot.errors import CorruptRecordError, StoreError
 from hotpot.experience.crashpoints import reach
+from hotpot.experience.upgrades import is_known, upgrade_table
 from hotpot.types import SCHEMA_VERSION
 
 _SEGMENT_MAGIC = b"HOTPOTW1"
@@ -50,18 +52,23 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frame:
-    """One whole frame: where it ends, and its tables as IPC streams, decoded on demand."""
+    """One whole frame: where it ends, the schema version it was written under, and its tables as IPC streams, decoded
+    on demand."""
 
     end: Position
+    version: int
     streams: Mapping[str, pa.Buffer] = field(repr=False)
 
     def table(self, name: str) -> pa.Table | None:
-        """Return table ``name`` of the frame without a copy, or None where the frame has none."""
+        """Return table ``name`` of the frame in this release's columns, or None where the frame has none.
+
+        Without a copy, but for the columns that an older frame lacks.
+        """
         buffer = self.streams.get(name)
         if buffer is None:
             return None
         with pa.ipc.open_stream(buffer) as reader:
-            return reader.read_all()
+            return upgrade_table(name, reader.read_all(), self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -223,12 +230,12 @@ def read_segment(path: Path, *, sealed: bool, acknowledged_bytes: int = 0) -> Lo
     magic, written_number, version = _SEGMENT_HEADER.unpack(data.slice(0, HEADER_BYTES))
     if magic != _SEGMENT_MAGIC or written_number != number:
         raise CorruptRecordError(f"{path} does not begin like log segment {number}; restore it from a copy")
-    if version != SCHEMA_VERSION:
+    if not is_known(version):
         raise CorruptRecordError(
-            f"{path} was written with schema version {version}, this release reads {SCHEMA_VERSION}; "
-            "finish the run with the release that began it"
+            f"{path} was written with schema version {version}, this release reads {SCHEMA_VERSION} and those before it; "
+            "use the release that wrote it, or a newer one"
         )
-    frames = tuple(_frames(data, number))
+    frames = tuple(_frames(data, number, version))
     end = frames[-1].end.offset if frames else HEADER_BYTES
     if end < size:
         _must_be_torn(path, end, size, sealed=sealed, acknowledged_bytes=acknowledged_bytes)
@@ -267,11 +274,12 @@ def _encode(tables: Mapping[str, pa.Table], number: int) -> list[Any]:
     return [_FRAME_HEADER.pack(_FRAME_MAGIC, header_checksum, checksum, length, number), *payload]
 
 
-def _frames(data: pa.Buffer, segment: int) -> Iterator[Frame]:
+def _frames(data: pa.Buffer, segment: int, version: int) -> Iterator[Frame]:
     offset, number = HEADER_BYTES, 0
     while (payload := _payload_at(data, offset)) is not None and payload[1] == number:
         offset += _FRAME_HEADER.size + payload[0].size
-        yield Frame(end=Position(segment=segment, offset=offset), streams=_streams(payload[0]))
+        end = Position(segment=segment, offset=offset)
+        yield Frame(end=end, version=version, streams=_streams(payload[0]))
         number += 1
 
 

@@ -5,14 +5,14 @@ averaged twice and no padding is ever counted, because the rows are the records 
 idle share, queue depth) are rows of table ``metrics`` under their registered name; nothing unregistered is recorded.
 Every metric can be cut by policy version and environment version.
 
-``definition`` what a metric is, and its SQL · ``rollout`` · ``training`` · ``evaluation`` · ``system`` the metrics
+``definition`` what a metric is, and its SQL · ``rollout`` · ``gate`` · ``training`` · ``evaluation`` · ``system`` the metrics
 """
 
 from difflib import get_close_matches
 from types import MappingProxyType
 
 from hotpot.errors import UsageError
-from hotpot.metrics import evaluation, rollout, system, training
+from hotpot.metrics import evaluation, gate, rollout, system, training
 from hotpot.metrics.definition import CUTS, SAMPLING_CUTS, Metric, quoted, sql
 
 __all__ = ["CUTS", "METRICS", "SAMPLING_CUTS", "Metric", "gauge_names", "metric", "quoted", "sql"]
@@ -20,7 +20,13 @@ __all__ = ["CUTS", "METRICS", "SAMPLING_CUTS", "Metric", "gauge_names", "metric"
 METRICS = MappingProxyType(
     {
         found.name: found
-        for found in (*rollout.METRICS, *training.METRICS, *evaluation.METRICS, *system.METRICS)
+        for found in (
+            *rollout.METRICS,
+            *gate.METRICS,
+            *training.METRICS,
+            *evaluation.METRICS,
+            *system.METRICS,
+        )
     }
 )
 """Every metric by name, in the order of the documentation."""

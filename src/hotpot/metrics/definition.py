@@ -99,10 +99,12 @@ def define(
     source: str = "",
     more_cuts: tuple[str, ...] = (),
     without_cuts: tuple[str, ...] = (),
+    cuts: tuple[str, ...] = (),
 ) -> Metric:
-    """Return a metric over ``table`` whose cuts are the columns that table has, ``without_cuts`` apart."""
+    """Return a metric over ``table`` whose cuts are the columns that table has, ``without_cuts`` apart, or ``cuts``: those
+    that its ``source`` has."""
     columns = {column.name for column in fields(TABLES[table])}
-    cuts = tuple(cut for cut in (*CUTS, *more_cuts) if cut in columns and cut not in without_cuts)
+    cuts = cuts or tuple(cut for cut in (*CUTS, *more_cuts) if cut in columns and cut not in without_cuts)
     return Metric(
         name=name,
         unit=unit,

@@ -11,13 +11,14 @@ Both use the same moves as the whole loop, so what works here works there.
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hotpot.config import Recipe
 from hotpot.errors import RecipeError, RunFolderError
 from hotpot.experience import Lease, RunReader, from_table, read_trajectories
 from hotpot.topology.history import known_versions
 from hotpot.topology.session import Session
-from hotpot.types import Purpose, Trajectory, VersionRow
+from hotpot.types import SCHEMA_VERSION, Purpose, Trajectory, VersionRow
 
 
 def run_rollout_only(session: Session) -> None:
@@ -124,8 +125,10 @@ def _foreign_versions(source: Path, session: Session) -> list[VersionRow]:
 
 
 def _adopt(run_id: str, trajectory: Trajectory) -> Trajectory:
-    steps = tuple(dataclasses.replace(step, run_id=run_id) for step in trajectory.steps)
-    return Trajectory(row=dataclasses.replace(trajectory.row, run_id=run_id), steps=steps)
+    # Copied, a record is one of this run and of the release that writes it, whichever wrote the source.
+    own: dict[str, Any] = {"run_id": run_id, "schema_version": SCHEMA_VERSION}
+    steps = tuple(dataclasses.replace(step, **own) for step in trajectory.steps)
+    return Trajectory(row=dataclasses.replace(trajectory.row, **own), steps=steps)
 
 
 def _lease(trajectory: Trajectory) -> Lease:

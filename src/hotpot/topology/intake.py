@@ -8,9 +8,11 @@ Owns the chunking (one fsync a chunk) and the promise that everything finished i
 also when the operator stops the run half-way. Training and evaluation both collect through here.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hotpot.errors import StoreError
 from hotpot.experience import ExperienceStore
 from hotpot.models import use_threads
 from hotpot.observability.live import LiveView
@@ -51,6 +53,8 @@ class Intake:
         self._rollout, self._store, self._timeline = rollout, store, timeline
         self._stop, self._view = stop, view
         self._quarantined = 0
+        self._refusals: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
         self._num_threads = num_threads
         self._sampled_at = (0, 0)
 
@@ -102,14 +106,19 @@ class Intake:
         return "; ".join(f"{number} x {reason}" for reason, number in found) or "no try failed"
 
     def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Append ``trajectories`` to the store; return those it accepted."""
+        """Append ``trajectories`` to the store; return those it accepted.
+
+        Raises :class:`StoreError` where the breaker of every producer is open: nothing is coming in to learn from.
+        """
         if not trajectories:
             return []
         with self._timeline.span("store", whole=True):
             report = self._store.append(trajectories)
         accepted = set(report.accepted)
         self._quarantined += len(report.quarantined)
-        for trajectory_id, reason in report.quarantined:
+        for (trajectory_id, reason), detail in zip(report.quarantined, report.details, strict=True):
+            self._refusals[reason] += 1
+            self._examples.setdefault(reason, f"{trajectory_id}: {detail}")
             self._view.message(f"trajectory {trajectory_id} went to quarantine: {reason}")
         kept = [trajectory for trajectory in trajectories if trajectory.row.trajectory_id in accepted]
         for trajectory in kept:
@@ -120,4 +129,15 @@ class Intake:
                 self.counts.sampled_tokens += row.num_sampled_tokens
             else:
                 self.counts.evaluation += 1
+        if report.all_open:
+            raise StoreError(self._all_open(report.open_producers))
         return kept
+
+    def _all_open(self, producers: Sequence[str]) -> str:
+        counted = [each for each in self._refusals.most_common() if each[0] != "breaker_open"]
+        reason = counted[0][0] if counted else "breaker_open"
+        return (
+            f"the gate refuses most of what every producer brings ({', '.join(producers)}), so there is nothing to learn "
+            f"from; refused: {', '.join(f'{number} x {name}' for name, number in counted)}; for example "
+            f"{self._examples.get(reason, '')}; mend that and resume the run; `hotpot lake quarantine list` shows them all"
+        )

@@ -134,6 +134,7 @@ def _open_store(
         folder,
         run_id=run_id,
         settings=recipe.store,
+        gate=recipe.gate,
         vocabulary_size=made.decoder.config.vocab_size,
         recipe=recipe.model_dump_json(),
         seed=recipe.run.seed,

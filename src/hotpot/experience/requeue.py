@@ -1,0 +1,204 @@
+"""Refused records looked at, and brought back: what became of each, and through the door once more.
+
+Owns the link between a refusal and what came of it, two kinds of event written in one frame with the outcome, so that
+nothing is accepted twice however often it is asked for or cut off:
+
+``requeued``         quarantine_id, trajectory_id    accepted after all, as a new attempt
+``requeue_refused``  quarantine_id, replaced_by      refused again, and that refusal's own quarantine id
+
+Knows the store's door and the reader; decides no rule. The records of one attempt are brought back together.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotpot.errors import UsageError
+from hotpot.experience.entrance import Admitted
+from hotpot.experience.reader import RunReader
+from hotpot.experience.store import ExperienceStore
+from hotpot.ids import again
+
+REQUEUED, REFUSED_AGAIN = "requeued", "requeue_refused"
+
+_LISTED = """
+SELECT quarantine_id, record_id, producer, reason, time_us, sha256(payload) AS digest
+FROM quarantine ORDER BY time_us"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """One quarantine record without its payload. ``state`` is waiting, requeued (accepted as ``became``) or replaced (refused
+    again under the quarantine id ``became``)."""
+
+    quarantine_id: str
+    record_id: str
+    producer: str
+    reason: str
+    time_us: int
+    digest: str
+    state: str
+    became: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueReport:
+    """What became of what was asked for: (quarantine id, trajectory id) of the accepted, (quarantine id, new quarantine id,
+    reason) of those refused again, and (quarantine id, why) of those left alone."""
+
+    accepted: tuple[tuple[str, str], ...]
+    refused: tuple[tuple[str, str, str], ...]
+    skipped: tuple[tuple[str, str], ...]
+
+
+def list_refused(reader: RunReader) -> list[Refused]:
+    """Return every quarantine record of a run in the order of refusal, with what became of it."""
+    became: dict[str, tuple[str, str]] = {}
+    for kind, detail in _links(reader):
+        target = ("requeued", "trajectory_id") if kind == REQUEUED else ("replaced", "replaced_by")
+        became[detail["quarantine_id"]] = (target[0], detail[target[1]])
+    rows = reader.sql(_LISTED).to_pylist()
+    found = [(row, *became.get(row["quarantine_id"], ("waiting", ""))) for row in rows]
+    return [Refused(**row, state=state, became=name) for row, state, name in found]
+
+
+def requeue(store: ExperienceStore, ids: Collection[str]) -> RequeueReport:
+    """Bring the named refused records back through the door of ``store``, with the siblings of their attempts.
+
+    Those already accepted or replaced are left alone. Raises :class:`UsageError` where an id is unknown, before
+    anything is done, and what the store raises.
+    """
+    reader = RunReader.open(store.run_folder)
+    listed = list_refused(reader)
+    known = {one.quarantine_id: one for one in listed}
+    unknown = [each for each in ids if each not in known]
+    if unknown:
+        raise UsageError(
+            f"no quarantine record {unknown[0]!r}; `hotpot lake quarantine list` shows their ids"
+        )
+    chosen = [known[each] for each in dict.fromkeys(ids)]
+    skipped = [(one.quarantine_id, f"{one.state}: {one.became}") for one in chosen if one.state != "waiting"]
+    taken = {(one.record_id, one.digest) for one in listed if one.state == "requeued"}
+    accepted: list[tuple[str, str]] = []
+    refused: list[tuple[str, str, str]] = []
+    for group in _attempts([one for one in chosen if one.state == "waiting"], listed):
+        double = [one for one in group if (one.record_id, one.digest) in taken]
+        skipped += [(one.quarantine_id, "the same record was requeued already") for one in double]
+        fresh = [one for one in group if one not in double]
+        if fresh:
+            good, bad = _bring(store, reader, fresh)
+            accepted += good
+            refused += bad
+            done = {each for each, _ in good}
+            taken |= {(one.record_id, one.digest) for one in fresh if one.quarantine_id in done}
+    return RequeueReport(accepted=tuple(accepted), refused=tuple(refused), skipped=tuple(skipped))
+
+
+def _links(reader: RunReader) -> Iterator[tuple[str, dict[str, Any]]]:
+    query = f"SELECT kind, detail FROM events WHERE kind IN ('{REQUEUED}', '{REFUSED_AGAIN}')"
+    for row in reader.sql(query).to_pylist():
+        yield row["kind"], json.loads(row["detail"])
+
+
+def _attempts(chosen: Sequence[Refused], listed: Sequence[Refused]) -> Iterator[list[Refused]]:
+    """Yield the chosen by attempt, each record once, with the waiting siblings; a record's doubles come after it."""
+    waiting: dict[str, list[Refused]] = {}
+    for one in listed:
+        if one.state == "waiting":
+            waiting.setdefault(_attempt(one), []).append(one)
+    groups: dict[str, list[Refused]] = {}
+    for one in chosen:
+        groups.setdefault(_attempt(one), []).append(one)
+    for attempt, group in groups.items():
+        rest, others = group, [one for one in waiting[attempt] if one not in group]
+        while rest:
+            first = {one.record_id: one for one in reversed([*rest, *others])}
+            others = []
+            yield list(first.values())
+            rest = [one for one in rest if first[one.record_id] is not one]
+
+
+def _attempt(one: Refused) -> str:
+    return one.record_id.partition("/")[0] or one.quarantine_id
+
+
+def _bring(
+    store: ExperienceStore, reader: RunReader, group: Sequence[Refused]
+) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
+    ids = [one.quarantine_id for one in group]
+    stored = reader.table(
+        "quarantine",
+        ["quarantine_id", "payload", "payload_schema_version"],
+        where="quarantine_id IN (SELECT unnest(?))",
+        params=[ids],
+    ).to_pylist()
+    payloads = {row["quarantine_id"]: row for row in stored}
+    records = _renamed([_record(payloads[each]) for each in ids], store)
+    came_from = {id(record): each for record, each in zip(records, ids, strict=True)}
+    by_name = {_name(record): each for record, each in zip(records, ids, strict=True)}
+    good: list[tuple[str, str]] = []
+    bad: list[tuple[str, str, str]] = []
+
+    def follow(admitted: Admitted) -> list[tuple[str, Mapping[str, Any]]]:
+        names = [one.row.trajectory_id for one in admitted.accepted]
+        good.extend((by_name[name], name) for name in names)
+        for (record, refusal), row in zip(admitted.refused, admitted.quarantine, strict=True):
+            bad.append((came_from[id(record)], row.quarantine_id, refusal.reason))
+        links = [(REQUEUED, {"quarantine_id": each, "trajectory_id": name}) for each, name in good]
+        links += [(REFUSED_AGAIN, {"quarantine_id": each, "replaced_by": new}) for each, new, _ in bad]
+        return [*links]
+
+    store.append_records(records, producer=group[0].producer, follow=follow)
+    return good, bad
+
+
+def _record(row: Mapping[str, Any]) -> Any:
+    """Return a payload as the door takes it. Those of our own dataclasses name their version inside only."""
+    payload = json.loads(row["payload"])
+    if isinstance(payload, dict) and "schema_version" not in payload:
+        payload = {"schema_version": row["payload_schema_version"], **payload}
+    return payload
+
+
+def _name(record: Any) -> Any:
+    row = record.get("row") if isinstance(record, dict) else None
+    return row.get("trajectory_id") if isinstance(row, dict) else None
+
+
+def _renamed(records: list[Any], store: ExperienceStore) -> list[Any]:
+    """Return the records of one attempt under the id of a new one, as far as they can be read."""
+    rows = [
+        record["row"]
+        for record in records
+        if isinstance(record, dict) and isinstance(record.get("row"), dict)
+    ]
+    named = [row.get("attempt_id") for row in rows]
+    old = next((each for each in named if isinstance(each, str)), None)
+    if old is None:
+        return records
+    number = 1
+    while store.ledger.states([again(old, number)]):
+        number += 1
+    new = again(old, number)
+
+    def moved(value: Any) -> Any:
+        head, slash, tail = value.partition("/") if isinstance(value, str) else ("", "", "")
+        return f"{new}{slash}{tail}" if head == old else value
+
+    def rename(row: Any) -> Any:
+        names = ("attempt_id", "trajectory_id", "parent_trajectory_id")
+        return (
+            row | {name: moved(row[name]) for name in names if name in row} if isinstance(row, dict) else row
+        )
+
+    result = []
+    for record in records:
+        if isinstance(record, dict):
+            steps = record.get("steps")
+            renamed = {"row": rename(record.get("row"))} | (
+                {"steps": [rename(step) for step in steps]} if isinstance(steps, list) else {}
+            )
+            record = {**record, **{name: value for name, value in renamed.items() if name in record}}
+        result.append(record)
+    return result
