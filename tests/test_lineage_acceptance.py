@@ -88,8 +88,8 @@ def line_of(desk: Desk, path: str, text: str) -> tuple[int, str]:
     return number, lines[number - 1]
 
 
-def difference(part: str, where: str, old: str, new: str) -> dict[str, Any]:
-    return {"part": part, "where": where, "old": old, "new": new}
+def difference(part: str, where: str, old: str, new: str, scope: str = "") -> dict[str, Any]:
+    return {"part": part, "where": where, "old": old, "new": new, "scope": scope}
 
 
 def check(desk: Desk, expected: list[dict[str, Any]], changed: str | None) -> None:
@@ -97,7 +97,8 @@ def check(desk: Desk, expected: list[dict[str, Any]], changed: str | None) -> No
     assert json.loads(desk.hotpot("lineage", "new", "--against", "old", "--json")) == expected
     lines = []
     for found in expected:
-        lines.append(f"{found['part']}: {found['where']}")
+        scope = f" (in {found['scope']})" if found["scope"] else ""
+        lines.append(f"{found['part']}: {found['where']}{scope}")
         lines += [f"  {sign} {found[side]}" for sign, side in (("-", "old"), ("+", "new")) if found[side]]
     text = desk.hotpot("lineage", "new", "--against", "old").splitlines()
     assert text == (lines or ["new and old differ in nothing that is recorded"])
@@ -106,20 +107,26 @@ def check(desk: Desk, expected: list[dict[str, Any]], changed: str | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "old", "new", "kind"),
+    ("path", "old", "new", "kind", "scope"),
     [
-        (f"{DESK}/reward/__init__.py", "1.0 if right", "2.0 if right", "reward"),
-        (f"{DESK}/database.py", "price {row[0]} per", "price {row[0]} each", "env"),
-        (f"{DESK}/items.csv", "belt,piece", "belt,crate", "env"),
+        (f"{DESK}/reward/__init__.py", "1.0 if right", "2.0 if right", "reward", "judge"),
+        (
+            f"{DESK}/database.py",
+            "price {row[0]} per",
+            "price {row[0]} each",
+            "env",
+            "Desk.customer_price",
+        ),
+        (f"{DESK}/items.csv", "belt,piece", "belt,crate", "env", ""),
     ],
 )
 def test_a_line_of_the_reward_of_a_tool_or_of_its_data(
-    desk: Desk, path: str, old: str, new: str, kind: str
+    desk: Desk, path: str, old: str, new: str, kind: str, scope: str
 ) -> None:
     number, before = line_of(desk, path, old)
     desk.edit(path, old, new)
     desk.train("new")
-    check(desk, [difference(kind, f"{path} line {number}", before, before.replace(old, new))], kind)
+    check(desk, [difference(kind, f"{path} line {number}", before, before.replace(old, new), scope)], kind)
 
 
 def test_a_word_of_the_system_prompt_in_its_file(desk: Desk) -> None:

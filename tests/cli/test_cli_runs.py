@@ -136,21 +136,39 @@ def test_show_without_and_with_a_tokenizer(hotpot, tmp_path: Path) -> None:
 
 
 def test_lineage_versions_changes_and_chain(hotpot, runs: Path) -> None:
-    uses = json_of(hotpot("lineage", "old", "--runs", runs, "--json"))
+    found = json_of(hotpot("lineage", "old", "--runs", runs, "--json"))
+    assert (found["changes"], found["publishes"]) == ([], None)
+    uses = found["versions"]
     assert {use["kind"] for use in uses} == {"env", "reward", "prompt", "policy", "schema"}
     assert all(use["first_update"] == 1 for use in uses)
-    assert "policy" in hotpot("lineage", "old", "--runs", runs).stdout
+    text = hotpot("lineage", "old", "--runs", runs).stdout
+    assert "policy versions of old" in text
+    assert "no version but the policy's changed in training" in text
+    around = json_of(hotpot("lineage", "old", "--around-update", 1, "--runs", runs, "--json"))
+    assert [point["update"] for point in around["curve"]] == [1]
     changed = json_of(hotpot("lineage", "new", "--against", "old", "--runs", runs, "--json"))
     assert changed == [
-        {"part": "env", "where": "fake/tools.py line 41", "old": "line 41", "new": "line forty-one"},
-        {"part": "recipe", "where": "learner.learning_rate", "old": "0.0001", "new": "0.0002"},
+        {
+            "part": "env",
+            "where": "fake/tools.py line 41",
+            "old": "line 41",
+            "new": "line forty-one",
+            "scope": "",
+        },
+        {"part": "recipe", "where": "learner.learning_rate", "old": "0.0001", "new": "0.0002", "scope": ""},
     ]
     text = hotpot("lineage", "new", "--against", "old", "--runs", runs).stdout
     assert "env: fake/tools.py line 41\n  - line 41\n  + line forty-one\n" in text
     assert "differ in nothing" in hotpot("lineage", "old", "--against", "old", "--runs", runs).stdout
     chain = hotpot("lineage", "old", "--trajectory", "1.2.0", "--runs", runs).stdout
     assert "the starting model published policy version 1" in chain
+    assert "its checkpoint was not kept" in chain
     assert "update 1 consumed it (fresh, 1 epochs" in chain
+    (runs / "old" / "checkpoints" / "update-000000").mkdir(parents=True)
+    (policy,) = json_of(hotpot("lineage", "old", "--trajectory", "1.2.0", "--runs", runs, "--json"))[
+        "policies"
+    ]
+    assert policy["checkpoint"] == str(runs / "old" / "checkpoints" / "update-000000")
     assert (
         "no update consumed it" in hotpot("lineage", "old", "--trajectory", "v0:0.0.0", "--runs", runs).stdout
     )

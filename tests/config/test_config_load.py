@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotpot.config import Recipe
-from hotpot.config.load import build_recipe, load_recipe, parse_override, recipe_json
+from hotpot.config.load import build_recipe, load_recipe, parse_override
 from hotpot.errors import RecipeError
 
 
@@ -36,7 +36,7 @@ def test_file_then_overrides_and_everything_else_stays_default(tmp_path: Path) -
 
 def test_the_resolved_recipe_as_json_reads_back(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, '[store]\nredact_patterns = ["a+"]\n[model]\npath = "m/x"\n'))
-    stored = json.loads(recipe_json(recipe))
+    stored = json.loads(recipe.model_dump_json())
     assert build_recipe(stored, origin="manifest.json") == recipe
     assert stored["learner"]["beta2"] == 0.99
 

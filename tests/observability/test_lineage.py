@@ -7,7 +7,7 @@ import pytest
 from hotpot.errors import UsageError
 from hotpot.observability.changes import Difference, against, manifest_differences
 from hotpot.observability.lineage import trajectory_lineage, version_uses
-from hotpot.testing.records import make_row, make_trajectory
+from hotpot.testing.records import make_fork, make_row, make_trajectory
 from hotpot.types import ConsumptionRow, LearnedTokensRow, Purpose, Trajectory, UpdateRow, VersionRow
 
 
@@ -79,6 +79,28 @@ def test_the_chain_of_one_trajectory(reader_over) -> None:
     assert (used.update, used.epochs, used.new_policy_version, used.num_loss_tokens) == (2, 3, 3, 2)
     with pytest.raises(UsageError, match=r"nearest: 0\.0\.0"):
         trajectory_lineage(reader, "0.0.9")
+
+
+def test_the_family_of_a_fork_from_its_root(reader_over) -> None:
+    root = make_trajectory(num_steps=3)
+    one, two = make_fork(root, 1, number=1), make_fork(root, 2, number=2, reward=0.0)
+    nested = make_fork(two, 0, number=1)
+    used = [make_row(ConsumptionRow, trajectory_id="0.0.0/2", update=update) for update in (3, 1)]
+    reader = reader_over(tables([nested, two, root, one, make_trajectory(issue=1)], consumptions=used))
+    expected = [("0.0.0", None, 0), ("0.0.0/1", 1, 1), ("0.0.0/2", 2, 1), ("0.0.0/2/1", 0, 2)]
+    for member in (root, one, two, nested):
+        found = trajectory_lineage(reader, member.row.trajectory_id)
+        assert [(one.trajectory_id, one.fork_step, one.depth) for one in found.family] == expected
+        assert (found.parent_trajectory_id, found.fork_step) == (
+            member.row.parent_trajectory_id,
+            member.row.fork_step,
+        )
+    assert [one.updates for one in found.family] == [(), (), (1, 3), ()]
+    assert trajectory_lineage(reader, "1.0.0").family == ()
+    orphan = trajectory_lineage(reader_over(tables([nested])), "0.0.0/2/1").family
+    assert [(one.trajectory_id, one.parent_trajectory_id, one.depth) for one in orphan] == [
+        ("0.0.0/2/1", "0.0.0/2", 0)
+    ]
 
 
 def made_mask() -> Any:

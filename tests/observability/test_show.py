@@ -7,8 +7,15 @@ import pytest
 from rich.console import Console
 
 from hotpot.errors import UsageError
-from hotpot.observability.show import load_trajectory, pieces, show_trajectory, spans, trajectory_json
-from hotpot.testing.records import make_trajectory
+from hotpot.observability.show import (
+    load_forks,
+    load_trajectory,
+    pieces,
+    show_trajectory,
+    spans,
+    trajectory_json,
+)
+from hotpot.testing.records import make_fork, make_trajectory
 
 
 def decode(tokens) -> str:
@@ -31,6 +38,39 @@ def test_spans_cover_the_tokens_in_order_and_only_sampled_ones_have_probabilitie
         logprobs = [value for _, _, part in found if part is not None for value in part]
         assert np.array_equal(np.float32(logprobs), original.model_logprobs)
         assert [stage for stage, _, _ in found] == list(original.span_stage)
+
+
+def test_a_fork_shows_its_parent_its_forks_and_the_tokens_it_took_over(reader_over) -> None:
+    parent = make_trajectory(num_steps=4, new_segment_at=1)
+    fork = make_fork(parent, 2)
+    nested = make_fork(fork, 0, number=3)
+    made = [parent, fork, nested]
+    reader = reader_over(
+        {"trajectories": [t.row for t in made], "steps": [step for t in made for step in t.steps]}
+    )
+
+    def shown(trajectory):
+        row, steps = load_trajectory(reader, trajectory.row.trajectory_id)
+        forks, file = load_forks(reader, row, steps), io.StringIO()
+        show_trajectory(Console(file=file, width=200), row, steps, decode, forks=forks)
+        return forks, file.getvalue(), trajectory_json(row, steps, decode, forks)
+
+    forks, text, as_json = shown(fork)
+    taken = parent.steps[2].context_tokens
+    assert forks.taken_over == as_json["taken_over_tokens"] == taken
+    assert f"fork of 0.0.0 at its step 2: the first {taken} tokens are the parent's" in text
+    assert "forks from it: 0.0.0/1/3 at step 0" in text
+    assert as_json["children"] == [{"trajectory_id": "0.0.0/1/3", "fork_step": 0}]
+    marked = [line for line in text.splitlines() if line.startswith("[^")]
+    assert "".join(line.partition("] ")[2] for line in marked) == decode(fork.steps[0].prompt_tokens[:taken])
+    # What the parent sampled is given here, with the stage it had and without probabilities.
+    thought = next(span for span in as_json["steps"][0]["spans"] if span["stage"] == "thought")
+    assert (thought["sampled"], thought["model_logprobs"]) == (False, None)
+    _, text, as_json = shown(parent)
+    assert "forks from it: 0.0.0/1 at step 2" in text
+    assert "[^" not in text
+    lost = reader_over({"trajectories": [fork.row], "steps": list(fork.steps)})
+    assert load_forks(lost, *load_trajectory(lost, "0.0.0/1")).taken_over == 0
 
 
 def test_a_span_across_the_edge_is_cut_there() -> None:

@@ -1,4 +1,4 @@
-"""``hotpot lineage``: which versions a run used, what differs from another run, where a trajectory went."""
+"""``hotpot lineage``: which versions a run used and what they did, what differs from another run, one trajectory's way."""
 
 import dataclasses
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotpot.cli.output import make_console, print_json, print_rows
+from hotpot.cli.output import print_json, print_lines, print_rows
 from hotpot.cli.runs_folder import (
     DEFAULT_RUNS,
     JsonOption,
@@ -16,10 +16,11 @@ from hotpot.cli.runs_folder import (
     open_reader,
     read_manifest,
 )
+from hotpot.cli.words import chain_lines, change_lines, curve_rows, difference_lines, heading
 from hotpot.errors import UsageError
 
 if TYPE_CHECKING:
-    from hotpot.observability.lineage import VersionUse
+    from hotpot.observability.lineage import PolicyUse, VersionUse
 
 _COLUMNS = ("version", "trajectories", "updates", "reward")
 _MOST_SHOWN = 12
@@ -34,27 +35,43 @@ def lineage(
         str | None,
         typer.Option("--trajectory", metavar="ID", help="Follow one trajectory from policy to updates."),
     ] = None,
+    around_update: Annotated[
+        int | None,
+        typer.Option(
+            "--around-update", metavar="N", help="Show the reward curve and what changed around an update."
+        ),
+    ] = None,
+    window: Annotated[
+        int, typer.Option("--window", metavar="N", min=0, help="With --around-update: updates on each side.")
+    ] = 5,
     runs: RunsOption = DEFAULT_RUNS,
     json_output: JsonOption = False,
 ) -> None:
-    """Show the versions behind a run, what changed against another, or one trajectory's chain."""
-    if against is not None and trajectory is not None:
-        raise UsageError("--against and --trajectory exclude each other; give one of them")
+    """Show the versions behind a run and what their changes did, or one of the other views."""
+    views = {"--against": against, "--trajectory": trajectory, "--around-update": around_update}
+    given = [name for name, value in views.items() if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
     folder = find_run(run, runs)
     if against is not None:
-        _show_changes(find_run(against, runs), folder, json_output)
+        _show_differences(find_run(against, runs), folder, json_output)
     elif trajectory is not None:
         _show_chain(folder, trajectory, json_output)
+    elif around_update is not None:
+        _show_around(folder, around_update, window, json_output)
     else:
         _show_versions(folder, json_output)
 
 
 def _show_versions(run: Path, json_output: bool) -> None:
     from hotpot.observability.lineage import version_uses
+    from hotpot.observability.run_changes import run_changes
 
-    found = version_uses(open_reader(run))
+    reader = open_reader(run)
+    found, changed = version_uses(reader), run_changes(reader)
     if json_output:
-        print_json([dataclasses.asdict(use) for use in found])
+        uses = [dataclasses.asdict(use) for use in found]
+        print_json({"versions": uses, **dataclasses.asdict(changed)})
         return
     for kind in dict.fromkeys(use.kind for use in found):
         chosen = [_line(use) for use in found if use.kind == kind]
@@ -66,6 +83,23 @@ def _show_versions(run: Path, json_output: bool) -> None:
         print_rows(
             [*chosen[:half], *chosen[-half:]] if left_out > 0 else chosen, columns=_COLUMNS, title=title
         )
+    print_lines(heading(changed))
+    for change in changed.changes:
+        print_lines(change_lines(change))
+
+
+def _show_around(run: Path, update: int, window: int, json_output: bool) -> None:
+    from hotpot.observability.run_changes import around
+
+    found = around(open_reader(run), update, radius=window)
+    if json_output:
+        print_json(dataclasses.asdict(found))
+        return
+    print_rows(curve_rows(found), title=f"{run.name} around update {update}")
+    if not found.changes:
+        print_lines([("no version but the policy's changed there", "")])
+    for change in found.changes:
+        print_lines(change_lines(change))
 
 
 def _line(use: "VersionUse") -> dict[str, Any]:
@@ -79,7 +113,7 @@ def _line(use: "VersionUse") -> dict[str, Any]:
     }
 
 
-def _show_changes(old: Path, new: Path, json_output: bool) -> None:
+def _show_differences(old: Path, new: Path, json_output: bool) -> None:
     from hotpot.observability.changes import against
 
     found = against(
@@ -88,14 +122,9 @@ def _show_changes(old: Path, new: Path, json_output: bool) -> None:
     if json_output:
         print_json([dataclasses.asdict(difference) for difference in found])
         return
-    console = make_console()
     if not found:
-        console.print(f"{new.name} and {old.name} differ in nothing that is recorded", markup=False)
-    for difference in found:
-        console.print(f"{difference.part}: {difference.where}", style="bold", markup=False, soft_wrap=True)
-        for sign, text, style in (("-", difference.old, "red"), ("+", difference.new, "green")):
-            for line in text.splitlines():
-                console.print(f"  {sign} {line}", style=style, markup=False, highlight=False, soft_wrap=True)
+        print_lines([(f"{new.name} and {old.name} differ in nothing that is recorded", "")])
+    print_lines(line for difference in found for line in difference_lines(difference))
 
 
 def _show_chain(run: Path, trajectory: str, json_output: bool) -> None:
@@ -103,28 +132,19 @@ def _show_chain(run: Path, trajectory: str, json_output: bool) -> None:
 
     reader = open_reader(run)
     found, run_id = trajectory_lineage(reader, trajectory), reader.manifest.run_id
+    checkpoints = {policy.policy_version: _checkpoint(run, policy, run_id) for policy in found.policies}
     if json_output:
-        print_json(dataclasses.asdict(found))
-        return
-    lines: list[str] = []
-    for policy in found.policies:
-        source = "the starting model" if policy.made_by_update is None else f"update {policy.made_by_update}"
-        if policy.made_by_update is not None and policy.origin not in {"", run_id}:
-            source += f" ({policy.origin})"
-        lines.append(
-            f"{source} published policy version {policy.policy_version} (checksum {policy.checksum})"
-        )
-        lines.append(f"  which sampled {policy.num_tokens} tokens of trajectory {found.trajectory_id}")
-    lines.append(
-        f"trajectory {found.trajectory_id}: {found.purpose}, reward {found.reward:g}, task {found.task_id}"
-    )
-    lines.append(f"  env {found.env_version}, reward {found.reward_version}, prompt {found.prompt_version}")
-    lines += [
-        f"update {used.update} consumed it ({used.source}, {used.epochs} epochs, {used.num_loss_tokens} loss tokens) "
-        f"and published policy version {used.new_policy_version}"
-        for used in found.consumptions
-    ]
-    if not found.consumptions:
-        lines.append("no update consumed it")
-    for line in lines:
-        typer.echo(line)
+        chain = dataclasses.asdict(found)
+        for policy in chain["policies"]:
+            policy["checkpoint"] = checkpoints[policy["policy_version"]]
+        print_json(chain)
+    else:
+        print_lines(chain_lines(found, run_id, checkpoints))
+
+
+def _checkpoint(run: Path, policy: "PolicyUse", run_id: str) -> Path | None:
+    """Return the folder that holds the policy's weights, where it is still there: one of the run's, or its origin."""
+    if policy.origin not in {"", run_id} and Path(policy.origin).is_dir():
+        return Path(policy.origin)
+    kept = run / "checkpoints" / f"update-{policy.made_by_update or 0:06d}"
+    return kept if kept.is_dir() else None

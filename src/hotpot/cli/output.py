@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -31,6 +31,13 @@ def make_console(*, err: bool = False) -> "Console":
 def print_json(value: Any) -> None:
     """Print ``value`` as JSON on standard output."""
     typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Print (text, style) line by line, as it stands: nothing in it is markup, nothing is cut."""
+    console = make_console()
+    for text, style in lines:
+        console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_rows(

@@ -24,16 +24,18 @@ def show(
     runs: RunsOption = DEFAULT_RUNS,
     json_output: JsonOption = False,
 ) -> None:
-    """Show a trajectory step by step, coloured by stage, with log-probabilities."""
-    from hotpot.observability.show import load_trajectory, show_trajectory, trajectory_json
+    """Show a trajectory step by step, coloured by stage, with log-probabilities, and what it forked from."""
+    from hotpot.observability.show import load_forks, load_trajectory, show_trajectory, trajectory_json
 
     folder = find_run(run, runs)
-    row, steps = load_trajectory(open_reader(folder), trajectory)
+    reader = open_reader(folder)
+    row, steps = load_trajectory(reader, trajectory)
+    forks = load_forks(reader, row, steps)
     decode = decoder_of(folder)
     if json_output:
-        print_json(trajectory_json(row, steps, decode))
+        print_json(trajectory_json(row, steps, decode, forks))
     else:
-        show_trajectory(make_console(), row, steps, decode, low_probability=low)
+        show_trajectory(make_console(), row, steps, decode, forks=forks, low_probability=low)
 
 
 def decoder_of(run: Path) -> Callable[[Sequence[int]], str]:

@@ -55,11 +55,6 @@ def build_recipe(data: Mapping[str, Any], overrides: Sequence[str] = (), *, orig
         raise RecipeError("\n".join(complaints(error, origin, from_command_line))) from error
 
 
-def recipe_json(recipe: Recipe, *, indent: int | None = 2) -> str:
-    """Return every setting of ``recipe``, defaults included, as JSON that :func:`build_recipe` reads back."""
-    return recipe.model_dump_json(indent=indent)
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the TOML file ``path`` as a dictionary.
 

@@ -16,13 +16,14 @@
 ``pieces``     segments cut to a length
 """
 
+from hotpot.experience.analytics import FlatColumn, Run, TableColumns, flat, open_run
 from hotpot.experience.door import ArrowRecords
 from hotpot.experience.gate import Refusal, check
 from hotpot.experience.health import ArchiveStatus
 from hotpot.experience.ledger import MARKS, Lease, Ledger, LedgerCounts
 from hotpot.experience.manifest import Manifest, read_manifest
 from hotpot.experience.pieces import Cutting, Markup, cut_sequence
-from hotpot.experience.reader import RunReader, open_run
+from hotpot.experience.reader import RunReader
 from hotpot.experience.redact import Redactor
 from hotpot.experience.requeue import Refused, RequeueReport, list_refused, requeue
 from hotpot.experience.rules import RULES, Limits
@@ -41,6 +42,7 @@ __all__ = [
     "ArrowRecords",
     "Cutting",
     "ExperienceStore",
+    "FlatColumn",
     "LakeLocation",
     "Lease",
     "Ledger",
@@ -52,10 +54,13 @@ __all__ = [
     "Refusal",
     "Refused",
     "RequeueReport",
+    "Run",
     "RunReader",
+    "TableColumns",
     "TrainingSequence",
     "check",
     "cut_sequence",
+    "flat",
     "from_table",
     "list_refused",
     "open_run",

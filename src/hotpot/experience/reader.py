@@ -6,7 +6,8 @@ see different moments, one query sees one; SQL can only read, and only the run's
 
 import copy
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotpot.errors import StoreError, UsageError
+from hotpot.experience.columns import ColumnReader
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.manifest import check_readable
 from hotpot.experience.moments import Cut, cut_at
@@ -24,6 +26,7 @@ from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
 from hotpot.experience.storage import LakeLocation
 from hotpot.experience.upgrades import column_sql
+from hotpot.metrics import quoted
 from hotpot.types import SCHEMA_VERSION, TABLES
 
 _ORDER = f"{SEGMENT_COLUMN}, {ROW_COLUMN}"
@@ -43,6 +46,7 @@ class RunReader:
         self.run_folder = place.run_folder
         self.manifest = place.manifest
         self.lake = Lake(place.location, writer=place.manifest.run_id)
+        self._columns = ColumnReader(place.location)
         self._fixed: Snapshot | None = None
         self._cut: Cut | None = None
 
@@ -106,29 +110,80 @@ class RunReader:
     ) -> pa.Table:
         """Return a table, or only the named columns of it, in the order its rows were recorded.
 
-        ``where`` is an SQL condition over its columns, with ``params``. Only what is asked for is read from the lake. The
-        result carries each column's meaning and unit. Raises :class:`UsageError` where table, column or condition is
-        wrong.
+        ``where`` is an SQL condition over its columns, with ``params``. Only what is asked for is read from the lake: whole
+        columns chunk by chunk straight from the files. The result carries each column's meaning and unit. Raises
+        :class:`UsageError` where table, column or condition is wrong.
         """
-        if name not in TABLES:
-            raise UsageError(f"unknown table {name!r}; tables are {', '.join(TABLES)}")
-        known = [column.name for column in COLUMNS[name]]
-        names = known if columns is None else list(columns)
-        unknown = [column for column in names if column not in known]
-        if unknown or not names:
-            raise UsageError(f"table {name} has no columns {unknown}; columns are {', '.join(known)}")
-        query = f"SELECT {_listed(names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
-        result = self._query(query, params, {name, *_named_tables(query)})
-        fields = [SCHEMAS[name].field(column) for column in names]
-        return result.cast(pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)}))
+        schema = column_schema(name, columns)
+        snapshot = self._plain(name, schema, where)
+        if snapshot is not None:
+            return self._whole(name, schema, snapshot)
+        query = f"SELECT {_listed(schema.names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
+        return self._query(query, params, {name, *_named_tables(query)}).cast(schema)
+
+    def batches(
+        self,
+        name: str,
+        columns: Sequence[str] | None = None,
+        *,
+        where: str = "true",
+        params: Parameters | None = None,
+        batch_rows: int = 65_536,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what :meth:`table` returns, at most ``batch_rows`` rows at once, in memory bounded by a row group.
+
+        All batches are of the moment of the first one. Each row comes once, in no promised order. Raises as
+        :meth:`table`, at the first batch.
+        """
+        schema = column_schema(name, columns)
+        if batch_rows < 1:
+            raise UsageError(f"batch_rows = {batch_rows}; a batch has at least one row")
+        snapshot = self._plain(name, schema, where)
+        if snapshot is not None:
+            found = snapshot.tables[name]
+            yield from (
+                batch.cast(schema)
+                for batch in self._columns.batches(found.paths, snapshot.watermark, schema.names, batch_rows)
+            )
+            yield from found.tail.select(schema.names).cast(schema).to_batches(batch_rows)
+            return
+        query = f"SELECT {_listed(schema.names)} FROM recorded_{name} WHERE ({where})"
+        with self._database(query, {name, *_named_tables(query)}) as database:
+            for batch in database.sql(query, params=params).to_arrow_reader(batch_rows):
+                yield batch.cast(schema)
+
+    def _plain(self, name: str, schema: pa.Schema, where: str) -> Snapshot | None:
+        """Return a snapshot to read whole columns from, or None where it takes a query: for a condition, for what only
+        the ledger knows, for a moment gone by, for files of an older schema."""
+        if where != "true" or name == "attempts" or self._cut is not None:
+            return None
+        snapshot = self._snapshot([name])
+        return snapshot if self._columns.hold(snapshot.tables[name].paths, schema.names) else None
+
+    def _whole(self, name: str, schema: pa.Schema, snapshot: Snapshot) -> pa.Table:
+        found = snapshot.tables[name]
+        pieces = self._columns.read(found.paths, snapshot.watermark, schema.names)
+        return pa.concat_tables([piece.cast(schema) for piece in (*pieces, found.tail.select(schema.names))])
+
+    def _snapshot(self, tables: Collection[str]) -> Snapshot:
+        if self._fixed is not None:
+            return self._fixed.only(tables)
+        return take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
 
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
-        if self._fixed is not None:
-            snapshot = self._fixed.only(tables)
-        else:
-            snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
+        with self._database(query, tables) as database:
+            answer: pa.Table = database.sql(query, params=params).to_arrow_table()
+            return answer
+
+    @contextmanager
+    def _database(self, query: str, tables: Collection[str]) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Open a database that can read ``tables`` and do nothing else, for one reading query."""
+        snapshot = self._snapshot(tables)
         with duckdb.connect(":memory:") as database:
             try:
+                if self.lake.location.is_local:
+                    # Reading ahead takes whole row groups for one list column; a local file needs none of it.
+                    database.execute("SET disable_parquet_prefetching = true")
                 aged = min(self.manifest.schema_versions) < SCHEMA_VERSION
                 _prepare(database, snapshot, self._cut, self.lake.location, aged=aged)
             except duckdb.Error as error:
@@ -139,15 +194,22 @@ class RunReader:
                 statements = database.extract_statements(query)
                 if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                     raise UsageError(f"only a single SELECT can be asked of a run, got {query!r:.300}")
-                answer: pa.Table = database.sql(query, params=params).to_arrow_table()
-                return answer
+                yield database
             except duckdb.Error as error:
                 raise UsageError(f"the query failed: {error}\n{_known_names(query)}") from error
 
 
-def open_run(run: Path | str) -> RunReader:
-    """Open a run for reading, by its folder or as ``LAKE#RUN_ID``; see :class:`RunReader`."""
-    return RunReader.open(run)
+def column_schema(name: str, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Return the schema of a table, or of the named columns of it. Raises :class:`UsageError` where there are none such."""
+    if name not in TABLES:
+        raise UsageError(f"unknown table {name!r}; tables are {', '.join(TABLES)}")
+    known = [column.name for column in COLUMNS[name]]
+    names = known if columns is None else list(columns)
+    unknown = [column for column in names if column not in known]
+    if unknown or not names:
+        raise UsageError(f"table {name} has no columns {unknown}; columns are {', '.join(known)}")
+    fields = [SCHEMAS[name].field(column) for column in names]
+    return pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)})
 
 
 def _named_tables(query: str) -> list[str]:
@@ -172,7 +234,7 @@ def _prepare(
     database.execute(
         "SET python_enable_replacements = false; SET autoinstall_known_extensions = false; "
         "SET autoload_known_extensions = false; "
-        f"SET allowed_paths = [{', '.join(map(_text, paths))}]; SET enable_external_access = false"
+        f"SET allowed_paths = [{', '.join(map(quoted, paths))}]; SET enable_external_access = false"
     )
     for name, table in snapshot.tables.items():
         columns = [column.name for column in COLUMNS[name]]
@@ -201,7 +263,7 @@ def _recorded(
     database.register(f"log_{name}", table.tail)
     body = f"SELECT {_ORDER}, {_listed(columns)} FROM log_{name}"
     if table.paths:
-        files, kept = ", ".join(map(_text, table.paths)), _listed(columns)
+        files, kept = ", ".join(map(quoted, table.paths)), _listed(columns)
         source = f"read_parquet([{files}], hive_partitioning = false)"
         if aged:
             # A column may be in some files or in none: the log's tail has them all, and none of its rows pass.
@@ -229,10 +291,6 @@ def _with_ledger(
 
 def _listed(columns: Sequence[str]) -> str:
     return ", ".join(f'"{column}"' for column in columns)
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _known_names(query: str) -> str:

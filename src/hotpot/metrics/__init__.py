@@ -13,9 +13,9 @@ from types import MappingProxyType
 
 from hotpot.errors import UsageError
 from hotpot.metrics import evaluation, gate, replay, rollout, system, training
-from hotpot.metrics.definition import CUTS, SAMPLING_CUTS, Metric, sql
+from hotpot.metrics.definition import CUTS, SAMPLING_CUTS, Metric, quoted, sql
 
-__all__ = ["CUTS", "METRICS", "SAMPLING_CUTS", "Metric", "gauge_names", "metric", "sql"]
+__all__ = ["CUTS", "METRICS", "SAMPLING_CUTS", "Metric", "gauge_names", "metric", "quoted", "sql"]
 
 METRICS = MappingProxyType(
     {

@@ -80,6 +80,11 @@ def sql(metric: Metric, by: Sequence[str] = (), where: str = "") -> str:
     return "\n".join(line for line in lines if line)
 
 
+def quoted(text: str) -> str:
+    """Return ``text`` as a SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def define(
     name: str,
     table: str,

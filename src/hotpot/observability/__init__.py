@@ -2,5 +2,6 @@
 
 ``queries`` registered metrics over a run · ``gauges`` memory and processor of the process · ``trace`` the file Perfetto
 opens · ``summary`` the one JSON at the end · ``live`` the table while it runs · ``show`` one trajectory, step by step ·
-``lineage`` which versions a run used · ``changes`` what differs between two runs · ``files`` atomic writing
+``lineage`` which versions a run used · ``run_changes``, ``version_changes``, ``jumps`` what their changes did ·
+``changes``, ``scopes`` what differs between two versions or runs · ``files`` atomic writing
 """

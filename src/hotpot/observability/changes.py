@@ -1,4 +1,4 @@
-"""What exactly differs between two runs: files line by line, parameters, settings, packages, code, weights.
+"""What exactly differs between two runs, or two versions of one run: files line by line, parameters, packages, weights.
 
 Works on the ``versions`` tables and the manifests of the runs; neither run's packages need to be installed.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from hotpot.ids import canonical_json
 from hotpot.observability.queries import SqlReader, rows
+from hotpot.observability.scopes import scope_of
 from hotpot.versions import Change, Version, diff
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
@@ -22,16 +23,23 @@ class Difference:
     """One thing that differs.
 
     ``part`` is env, reward, prompt, schema, policy, recipe, packages, code or machine; ``where`` the file with its
-    line, or the setting; ``old`` and ``new`` what stands there (empty: nothing).
+    line, or the setting; ``old`` and ``new`` what stands there (empty: nothing). ``scope`` is the function or class that
+    a line of Python stands in, empty elsewhere.
     """
 
     part: str
     where: str
     old: str
     new: str
+    scope: str = ""
+
+    @property
+    def place(self) -> str:
+        """Part, file and line or setting, and the function where it is known."""
+        return f"{self.part}: {self.where}{f' (in {self.scope})' if self.scope else ''}"
 
     def __str__(self) -> str:
-        return f"{self.part}: {self.where}: - {self.old or '(nothing)'} + {self.new or '(nothing)'}"
+        return f"{self.place}: - {self.old or '(nothing)'} + {self.new or '(nothing)'}"
 
 
 def against(
@@ -46,6 +54,28 @@ def against(
         *_policy_differences(old, new),
         *manifest_differences(old_manifest, new_manifest),
     ]
+
+
+def known_versions(reader: SqlReader) -> dict[str, Sequence[Version]]:
+    """Return every version that the run's table ``versions`` describes, by kind in order of first use."""
+    found: dict[str, list[Version]] = {}
+    query = "SELECT kind, version, manifest, sources FROM versions ORDER BY first_seen_us, version"
+    for row in rows(reader, query):
+        known = found.setdefault(row["kind"], [])
+        if row["version"] not in {version.version for version in known}:
+            known.append(Version(**row))
+    return {kind: tuple(ones) for kind, ones in found.items()}
+
+
+def between(known: Mapping[str, Sequence[Version]], kind: str, old: str, new: str) -> list[Difference]:
+    """Return what differs between two versions of one kind among :func:`known_versions`.
+
+    Where either is not described, the one difference is the version itself.
+    """
+    by_name = {version.version: version for version in known.get(kind, ()) if version.version in (old, new)}
+    if len(by_name) == 2:
+        return list(_version_difference(kind, by_name[old], by_name[new]))
+    return [Difference(part=kind, where="version", old=old, new=new)]
 
 
 def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
@@ -99,7 +129,7 @@ def _part(manifest: Mapping[str, Any], keys: Sequence[str]) -> Mapping[str, Any]
 
 
 def _version_differences(old: SqlReader, new: SqlReader) -> Iterator[Difference]:
-    before, after = _versions(old), _versions(new)
+    before, after = known_versions(old), known_versions(new)
     for kind in ("env", "reward", "prompt", "schema"):
         old_ones, new_ones = before.get(kind, ()), after.get(kind, ())
         known = {found.version for found in old_ones}
@@ -115,32 +145,37 @@ def _version_differences(old: SqlReader, new: SqlReader) -> Iterator[Difference]
 
 
 def _version_difference(kind: str, old: Version, new: Version) -> Iterator[Difference]:
-    if kind == "schema":
+    if kind in ("schema", "policy"):
         yield Difference(part=kind, where="version", old=old.version, new=new.version)
+        yield from _leaf_differences(kind, json.loads(old.manifest), json.loads(new.manifest))
         return
+    texts = json.loads(old.sources)
     for change in diff(old, new):
-        yield from _change(kind, change)
+        if change.lines:
+            yield from _hunks(kind, change, texts.get(change.name, ""))
+        else:
+            yield _change(kind, change)
 
 
-def _change(kind: str, change: Change) -> Iterator[Difference]:
-    if change.lines:
-        yield from _hunks(kind, change)
-        return
+def _change(kind: str, change: Change) -> Difference:
     old, new = change.old or "", change.new or ""
     if change.what == "file":
         # Only hashes are known of large or binary files.
         old, new = (f"sha256 {text[:12]}" if text else "" for text in (old, new))
-    yield Difference(part=kind, where=f"{change.what} {change.name}", old=old, new=new)
+    return Difference(part=kind, where=f"{change.what} {change.name}", old=old, new=new)
 
 
-def _hunks(kind: str, change: Change) -> Iterator[Difference]:
+def _hunks(kind: str, change: Change, text_before: str) -> Iterator[Difference]:
     """Yield one difference for each run of changed lines in a unified diff, at its line in the old file."""
     line, removed, added, begin = 0, list[str](), list[str](), 0
 
     def flush() -> Iterator[Difference]:
         if removed or added:
             where = f"{change.name} line {begin}"
-            yield Difference(part=kind, where=where, old="\n".join(removed), new="\n".join(added))
+            # What was only added belongs to where the line before it stands.
+            scope = scope_of(text_before, begin if removed else begin - 1)
+            old, new = "\n".join(removed), "\n".join(added)
+            yield Difference(part=kind, where=where, old=old, new=new, scope=scope)
         removed.clear()
         added.clear()
 
@@ -161,16 +196,6 @@ def _hunks(kind: str, change: Change) -> Iterator[Difference]:
             yield from flush()
             line += 1
     yield from flush()
-
-
-def _versions(reader: SqlReader) -> dict[str, Sequence[Version]]:
-    found: dict[str, list[Version]] = {}
-    query = "SELECT kind, version, manifest, sources FROM versions ORDER BY first_seen_us, version"
-    for row in rows(reader, query):
-        known = found.setdefault(row["kind"], [])
-        if row["version"] not in {version.version for version in known}:
-            known.append(Version(**row))
-    return {kind: tuple(ones) for kind, ones in found.items()}
 
 
 def _policy_differences(old: SqlReader, new: SqlReader) -> Iterator[Difference]:

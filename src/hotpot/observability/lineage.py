@@ -4,21 +4,13 @@ Owns the questions and the records that answer them; what *differs* between two 
 those that consumed trajectories of the version; a version that only evaluation used has none.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hotpot.errors import UsageError
-from hotpot.observability.queries import SqlReader, quoted, rows
-
-KINDS: Mapping[str, str] = {
-    "env": "env_version",
-    "reward": "reward_version",
-    "prompt": "prompt_version",
-    "policy": "policy_version",
-    "schema": "schema_version",
-}
-"""The five kinds of version and their columns."""
+from hotpot.metrics import quoted
+from hotpot.observability.queries import SqlReader, rows
+from hotpot.observability.version_changes import KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +60,29 @@ class Consumption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryLineage:
-    """Where a trajectory came from and what consumed it, oldest first."""
+class Relative:
+    """One trajectory of a family of forks; the root of the tree has neither parent nor fork step, and depth 0."""
 
     trajectory_id: str
+    parent_trajectory_id: str | None
+    fork_step: int | None
+    depth: int
+    num_steps: int
+    reward: float
+    success: bool
+    updates: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryLineage:
+    """Where a trajectory came from and what consumed it, oldest first.
+
+    ``family`` is the whole tree it belongs to, each parent before its forks; empty where it is no fork and has none.
+    """
+
+    trajectory_id: str
+    parent_trajectory_id: str | None
+    fork_step: int | None
     task_id: str
     purpose: str
     reward: float
@@ -81,6 +92,7 @@ class TrajectoryLineage:
     prompt_version: str
     policies: tuple[PolicyUse, ...]
     consumptions: tuple[Consumption, ...]
+    family: tuple[Relative, ...]
 
 
 def version_uses(reader: SqlReader) -> list[VersionUse]:
@@ -106,7 +118,7 @@ def trajectory_lineage(reader: SqlReader, trajectory_id: str) -> TrajectoryLinea
     wanted = quoted(trajectory_id)
     found = rows(
         reader,
-        "SELECT trajectory_id, task_id, purpose, reward, success, env_version, reward_version, prompt_version "
+        "SELECT trajectory_id, parent_trajectory_id, fork_step, task_id, purpose, reward, success, env_version, reward_version, prompt_version "
         f"FROM trajectories WHERE trajectory_id = {wanted}",
     )
     if not found:
@@ -141,7 +153,34 @@ def trajectory_lineage(reader: SqlReader, trajectory_id: str) -> TrajectoryLinea
         **found[0],
         policies=tuple(PolicyUse(**row) for row in policies),
         consumptions=tuple(Consumption(**row) for row in consumptions),
+        family=tuple(family(reader, trajectory_id)),
     )
+
+
+def family(reader: SqlReader, trajectory_id: str) -> list[Relative]:
+    """Return the tree of forks that a trajectory belongs to, depth first; empty where it is alone in it."""
+    found = rows(
+        reader,
+        f"""
+        WITH RECURSIVE forks AS (
+          SELECT trajectory_id, parent_trajectory_id, fork_step, num_steps, reward, success FROM trajectories),
+        up AS (
+          SELECT trajectory_id, parent_trajectory_id FROM forks WHERE trajectory_id = {quoted(trajectory_id)}
+          UNION SELECT f.trajectory_id, f.parent_trajectory_id
+          FROM forks f JOIN up ON f.trajectory_id = up.parent_trajectory_id),
+        down AS (
+          SELECT f.*, 0 AS depth, [f.trajectory_id] AS path FROM forks f JOIN up USING (trajectory_id)
+          WHERE f.parent_trajectory_id IS NULL OR f.parent_trajectory_id NOT IN (SELECT trajectory_id FROM forks)
+          UNION ALL SELECT f.*, down.depth + 1, list_append(down.path, f.trajectory_id)
+          FROM forks f JOIN down ON f.parent_trajectory_id = down.trajectory_id
+          WHERE NOT list_contains(down.path, f.trajectory_id)),
+        used AS (
+          SELECT trajectory_id, list("update" ORDER BY "update") AS updates FROM consumptions GROUP BY trajectory_id)
+        SELECT down.* EXCLUDE (path), coalesce(used.updates, []) AS updates
+        FROM down LEFT JOIN used USING (trajectory_id) ORDER BY down.path""",
+    )
+    relatives = [Relative(**{**row, "updates": tuple(row["updates"])}) for row in found]
+    return relatives if len(relatives) > 1 or any(one.parent_trajectory_id for one in relatives) else []
 
 
 def unknown_trajectory(reader: SqlReader, trajectory_id: str) -> str:

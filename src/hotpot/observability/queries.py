@@ -3,12 +3,12 @@
 Knows no file: a reader is whatever has ``sql(query) -> pyarrow.Table`` (``hotpot.experience.RunReader``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from hotpot.metrics import METRICS, metric, sql
+from hotpot.metrics import metric, sql
 
 
 class SqlReader(Protocol):
@@ -40,17 +40,7 @@ def value(reader: SqlReader, name: str, *, where: str = "") -> float | None:
     return found
 
 
-def values(reader: SqlReader, names: Iterable[str] = METRICS) -> dict[str, float | None]:
-    """Return many metrics over the whole run by name."""
-    return {name: value(reader, name) for name in names}
-
-
 def rows(reader: SqlReader, query: str) -> list[dict[str, Any]]:
     """Return the rows of a query as dictionaries."""
     found: list[dict[str, Any]] = reader.sql(query).to_pylist()
     return found
-
-
-def quoted(text: str) -> str:
-    """Return ``text`` as a SQL string literal."""
-    return "'" + text.replace("'", "''") + "'"

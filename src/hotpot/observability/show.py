@@ -1,20 +1,23 @@
 """One trajectory, step by step: what was given, what was sampled with which probability, what came of it.
 
-Colours tell the stages apart; a sampled token below the threshold probability is underlined. Reads rows through a
-reader and turns tokens to text through a callable; it knows no tokenizer and no model.
+Colours tell the stages apart; a sampled token below the threshold probability is underlined; what a fork took over from
+its parent is dim. Reads rows through a reader and turns tokens to text through a callable; it knows no tokenizer and no
+model.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from hotpot.errors import UsageError
+from hotpot.metrics import quoted
 from hotpot.observability.lineage import unknown_trajectory
-from hotpot.observability.queries import SqlReader, quoted, rows
+from hotpot.observability.queries import SqlReader, rows
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -41,6 +44,15 @@ _VISIBLE = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forks:
+    """What binds a trajectory to others: how many of its first tokens its parent already had, and (id, step) of each fork
+    from it, in order of the step."""
+
+    taken_over: int = 0
+    children: tuple[tuple[str, int], ...] = ()
+
+
 def load_trajectory(reader: SqlReader, trajectory_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the row of a trajectory and the rows of its steps in order, as plain values.
 
@@ -55,10 +67,47 @@ def load_trajectory(reader: SqlReader, trajectory_id: str) -> tuple[dict[str, An
     return found[0], rows(reader, f"SELECT * FROM steps {wanted} ORDER BY step")
 
 
-def trajectory_json(row: dict[str, Any], steps: Sequence[dict[str, Any]], decode: Decode) -> dict[str, Any]:
-    """Return the whole trajectory as plain values: its row, and each step with its spans as text and tokens."""
+def load_forks(reader: SqlReader, row: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Forks:
+    """Return how a trajectory (as :func:`load_trajectory` gives it) hangs together with its parent and its forks.
+
+    Taken over is what its first prompt has in common with the parent's tokens up to and with the fork step; a parent that
+    was refused or lost leaves 0.
+    """
+    children = rows(
+        reader,
+        "SELECT trajectory_id, fork_step FROM trajectories "
+        f"WHERE parent_trajectory_id = {quoted(row['trajectory_id'])} ORDER BY fork_step, trajectory_id",
+    )
+    taken_over = 0
+    if row["parent_trajectory_id"] is not None and steps:
+        parent = rows(
+            reader,
+            "SELECT segment, prompt_tokens, sampled_tokens FROM steps WHERE trajectory_id = "
+            f"{quoted(row['parent_trajectory_id'])} AND step <= {int(row['fork_step'])} ORDER BY step",
+        )
+        known = [
+            token
+            for step in parent
+            if step["segment"] == parent[-1]["segment"]
+            for token in (*step["prompt_tokens"], *step["sampled_tokens"])
+        ]
+        pairs = zip(known, steps[0]["prompt_tokens"], strict=False)
+        taken_over = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return Forks(
+        taken_over=taken_over,
+        children=tuple((child["trajectory_id"], child["fork_step"]) for child in children),
+    )
+
+
+def trajectory_json(
+    row: dict[str, Any], steps: Sequence[dict[str, Any]], decode: Decode, forks: Forks | None = None
+) -> dict[str, Any]:
+    """Return the whole trajectory as plain values: its row, its forks, and each step with its spans as text and tokens."""
+    forks = forks or Forks()
     return {
         **row,
+        "taken_over_tokens": forks.taken_over,
+        "children": [{"trajectory_id": child, "fork_step": step} for child, step in forks.children],
         "steps": [
             {
                 **step,
@@ -70,7 +119,7 @@ def trajectory_json(row: dict[str, Any], steps: Sequence[dict[str, Any]], decode
                         "sampled": logprobs is not None,
                         "model_logprobs": None if logprobs is None else list(logprobs),
                     }
-                    for stage, tokens, logprobs in spans(step)
+                    for stage, tokens, logprobs in spans(step, cut=_taken_over(step, forks))
                 ],
             }
             for step in steps
@@ -84,30 +133,37 @@ def show_trajectory(
     steps: Sequence[dict[str, Any]],
     decode: Decode,
     *,
+    forks: Forks | None = None,
     low_probability: float = LOW_PROBABILITY,
 ) -> None:
     """Print a trajectory: heading, legend, then each step with its text, log-probabilities, reward and timing."""
     # Without colours the stages are written out.
     labelled = not console.is_terminal or console.no_color
+    forks = forks or Forks()
     console.print(_heading(row))
+    for line in _fork_lines(row, forks):
+        console.print(line, style="bold", highlight=False, markup=False)
     console.print(_legend(low_probability))
     for step in steps:
         console.rule(_step_title(step), align="left", style="dim")
-        console.print(_step_text(step, decode, low_probability, labelled=labelled), soft_wrap=True)
+        cut = _taken_over(step, forks)
+        console.print(_step_text(step, decode, low_probability, cut, labelled=labelled), soft_wrap=True)
         console.print(_step_facts(step), style="dim", highlight=False, markup=False)
 
 
-def spans(step: dict[str, Any]) -> Iterator[tuple[str, Sequence[int], Sequence[float] | None]]:
+def spans(
+    step: dict[str, Any], *, cut: int = 0
+) -> Iterator[tuple[str, Sequence[int], Sequence[float] | None]]:
     """Yield (stage, tokens, model log-probabilities or None where given) over a step's tokens, in order.
 
-    A span that holds given and sampled tokens is cut in two.
+    A span that holds given and sampled tokens is cut in two, and one that reaches over token ``cut`` there.
     """
     given = step["prompt_tokens"]
     tokens = [*given, *step["sampled_tokens"]]
     begin = 0
     for stage, length in zip(step["span_stage"], step["span_length"], strict=True):
         end = begin + length
-        edges = [begin, *([len(given)] if begin < len(given) < end else []), end]
+        edges = [begin, *sorted(edge for edge in {len(given), cut} if begin < edge < end), end]
         for first, last in pairwise(edges):
             sampled = first >= len(given)
             logprobs = step["model_logprobs"][first - len(given) : last - len(given)] if sampled else None
@@ -148,6 +204,20 @@ def _heading(row: dict[str, Any]) -> Text:
     return text
 
 
+def _fork_lines(row: dict[str, Any], forks: Forks) -> Iterator[str]:
+    if row["parent_trajectory_id"] is not None:
+        yield (
+            f"fork of {row['parent_trajectory_id']} at its step {row['fork_step']}: the first {forks.taken_over} tokens are "
+            "the parent's (dim, or marked ^)"
+        )
+    if forks.children:
+        yield "forks from it: " + ", ".join(f"{child} at step {step}" for child, step in forks.children)
+
+
+def _taken_over(step: dict[str, Any], forks: Forks) -> int:
+    return forks.taken_over if step["step"] == 0 else 0
+
+
 def _legend(low_probability: float) -> Text:
     text = Text("stages: ")
     for stage, style in STAGE_STYLES.items():
@@ -161,12 +231,15 @@ def _step_title(step: dict[str, Any]) -> str:
     return f"turn {step['turn']} step {step['step']} segment {step['segment']}"
 
 
-def _step_text(step: dict[str, Any], decode: Decode, low_probability: float, *, labelled: bool) -> Text:
-    text, least = Text(), math.log(low_probability)
-    for stage, tokens, logprobs in spans(step):
-        style = STAGE_STYLES.get(stage, "")
+def _step_text(
+    step: dict[str, Any], decode: Decode, low_probability: float, taken_over: int, *, labelled: bool
+) -> Text:
+    text, least, place = Text(), math.log(low_probability), 0
+    for stage, tokens, logprobs in spans(step, cut=taken_over):
+        taken, place = place < taken_over, place + len(tokens)
+        style = f"{STAGE_STYLES.get(stage, '')}{' dim' if taken else ''}"
         if labelled:
-            text.append(f"{chr(10) if text else ''}[{stage}] ")
+            text.append(f"{chr(10) if text else ''}[{'^' if taken else ''}{stage}] ")
         if logprobs is None:
             text.append(decode(tokens).translate(_VISIBLE), style=style)
             continue

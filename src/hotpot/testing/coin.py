@@ -27,9 +27,12 @@ FACES = ("heads", "tails")
 
 
 class CoinParams(BaseModel):
-    """The coin has no parameters."""
+    """What a wrong answer is worth; nothing else of the coin can be set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    wrong: float = 0.0
+    """Reward of a wrong answer; a right one gets 1."""
 
 
 class Coin:
@@ -49,8 +52,9 @@ TOOLBOX = Toolbox(Coin.peek)
 class CoinEnvironment(Environment):
     """One coin, one answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, params: CoinParams) -> None:
         self._coin = Coin("")
+        self._wrong = params.wrong
 
     def reset(self, task: Task, seed: int) -> Observation:  # noqa: ARG002 - the task holds all there is
         """Lay the coin down."""
@@ -61,7 +65,7 @@ class CoinEnvironment(Environment):
         """Answer a peek, or judge the answer."""
         if action.answer is not None:
             right = action.answer.strip() == self._coin.face
-            rewards = (Reward(name="right", value=float(right)),)
+            rewards = (Reward(name="right", value=1.0 if right else self._wrong),)
             return StepResult(messages=(), rewards=rewards, done=True, success=right)
         call = action.tool_call
         reply = error_reply("malformed") if call is None else TOOLBOX.run(call, on=self._coin)
@@ -97,16 +101,16 @@ def _system_prompt(_params: CoinParams) -> str:
     return "say what the coin shows."
 
 
-def _make(_params: CoinParams) -> CoinEnvironment:
-    return CoinEnvironment()
+def _make(params: CoinParams) -> CoinEnvironment:
+    return CoinEnvironment(params)
 
 
 def _task(_params: CoinParams, split: Split, seed: int, index: int) -> Task:
     return Task(env="coin", split=split, content=canonical_json([split, seed, index]))
 
 
-def _verify(_params: CoinParams, task: Task) -> None:
-    environment = CoinEnvironment()
+def _verify(params: CoinParams, task: Task) -> None:
+    environment = CoinEnvironment(params)
     environment.reset(task, 0)
     if not environment.step(Action(answer=_face(task))).success:
         raise EnvironmentSpecError(f"task {task.task_id}: its own answer is not accepted")
@@ -118,6 +122,7 @@ SPEC = EnvironmentSpec(
     params=CoinParams,
     package=__name__,
     reward_package=__name__,
+    reward_params=("wrong",),
     system_prompt=_system_prompt,
     make=_make,
     task=_task,
