@@ -1,0 +1,90 @@
+"""Bulk writing through the lake against a bare Parquet write, and reading one column back against a bare read."""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from hotpot.experience import SCHEMAS, RunReader
+from hotpot.experience.lake import Lake
+from store_parts.sizes import column_bytes, lake_files, read_rows
+
+ROWS_A_COMMIT = 8_192
+MOST_COMMITS = 24
+READS = 9
+SCANNED = "reward"
+
+
+def append_over_parquet(run: Path, scratch: Path) -> float:
+    """Write the run's steps again, :data:`ROWS_A_COMMIT` rows a commit and in turns with ``pyarrow.parquet``.
+
+    Returns the seconds of the bare write over those of the lake's. Neither waits for the device. Both compress with
+    Zstandard level 1.
+    """
+    tables = read_rows(lake_files(run, "steps"), SCHEMAS["steps"], ROWS_A_COMMIT, MOST_COMMITS)
+    if not tables:
+        raise RuntimeError(f"fewer than {ROWS_A_COMMIT} steps to write; take a larger SCALE")
+    lake = Lake(scratch / "bulk")
+    bare = scratch / "bare"
+    bare.mkdir(parents=True)
+    ours, theirs = [], []
+    for number, table in enumerate(tables, start=1):
+        path = bare / f"{number}.parquet"
+        turns: list[tuple[list[float], Callable[[], Any]]] = [
+            (ours, lambda n=number, t=table: lake.commit("steps", n, t)),
+            (theirs, lambda p=path, t=table: pq.write_table(t, p, compression="zstd", compression_level=1)),
+        ]
+        for seconds, act in turns if number % 2 else reversed(turns):
+            began = time.perf_counter()
+            act()
+            seconds.append(time.perf_counter() - began)
+    print(
+        f"  {len(tables)} commits of {ROWS_A_COMMIT} rows: lake {1e3 * statistics.median(ours):.1f} ms, "
+        f"bare Parquet {1e3 * statistics.median(theirs):.1f} ms (medians)"
+    )
+    return statistics.median(theirs) / statistics.median(ours)
+
+
+def scan(run: Path) -> tuple[float, float]:
+    """Read one float column of all steps through the reader, in turns with pyarrow over the same files.
+
+    Returns (bytes read over the column's compressed bytes, bare seconds over the reader's). What the reader reads
+    besides (Delta's log, footers, the columns that order and filter) counts.
+    """
+    files = lake_files(run, "steps")
+    reader = RunReader.open(run)
+    wanted = pq.read_table(files, columns=[SCANNED]).num_rows
+
+    def ours() -> None:
+        if reader.table("steps", [SCANNED]).num_rows != wanted:
+            raise RuntimeError(f"the reader returned another number of rows than the {wanted} in the files")
+
+    def theirs() -> None:
+        pq.read_table(files, columns=[SCANNED])
+
+    ours()  # opens the tables
+    before = bytes_read()
+    ours()
+    read = bytes_read() - before
+    times: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(READS):
+        for name, act in (("ours", ours), ("theirs", theirs)):
+            began = time.perf_counter()
+            act()
+            times[name].append(time.perf_counter() - began)
+    held = column_bytes(files)[SCANNED]
+    mine, bare = (statistics.median(times[name]) for name in ("ours", "theirs"))
+    print(
+        f"  {SCANNED} of {wanted} steps in {len(files)} files: {read / 1e6:.2f} MB read for {held / 1e6:.2f} MB, "
+        f"{1e3 * mine:.1f} ms, bare pyarrow {1e3 * bare:.1f} ms (medians)"
+    )
+    return read / held, bare / mine
+
+
+def bytes_read() -> int:
+    """Return the bytes this process has asked the kernel for so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("rchar")).split()[1])
