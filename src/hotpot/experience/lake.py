@@ -14,8 +14,8 @@ segment before its watermark, once for the watermark before the log segment goes
 everything, since what is on the device is unknown. A segment that is found committed already is taken at its word only
 where all its files are there in full length.
 
-The column ``_row`` counts the rows a segment brought to a table: (``_segment``, ``_row``) is the order of recording, which
-Delta itself does not keep.
+The column ``_row`` counts the rows of a segment, across its tables: (``_segment``, ``_row``) is the order of recording
+(:mod:`hotpot.experience.order`), which Delta itself does not keep.
 """
 
 import os
@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from numpy.typing import NDArray
 
 from hotpot.errors import StoreError
 from hotpot.experience.crashpoints import reach
@@ -40,7 +41,7 @@ SEGMENT_COLUMN = "_segment"
 """Name of the hidden column that says which log segment a row came through."""
 
 ROW_COLUMN = "_row"
-"""Name of the hidden column that counts the rows of a segment, from 0."""
+"""Name of the hidden column that counts the rows of a segment across its tables, from 0."""
 
 LAKE_ERRORS = (DeltaError, OSError, pa.ArrowException)
 """What a failing storage raises here."""
@@ -60,7 +61,7 @@ _HIDDEN_FIELDS = (
         pa.int64(),
         "Log segment the row came through; complete up to the last one in table segments",
     ),
-    _described(ROW_COLUMN, pa.int64(), "Place of the row among those its segment brought to the table"),
+    _described(ROW_COLUMN, pa.int64(), "Place of the row among all rows of its segment, across tables"),
 )
 
 SEGMENTS_SCHEMA = pa.schema(
@@ -119,12 +120,18 @@ class Lake:
         """Return the files of ``table`` now, or None where the lake has no such table yet."""
         return self._files(table)
 
-    def commit(self, table: str, segment: int, rows: pa.Table) -> bool:
-        """Append ``rows`` of ``segment`` to ``table``; return False where that segment is in it already."""
+    def open_table(self, table: str) -> DeltaTable | None:
+        """Return ``table`` as Delta has it now, or None where the lake has no such table yet."""
+        return self._handles[table] if self._files(table) is not None else None
+
+    def commit(self, table: str, segment: int, rows: pa.Table, places: NDArray[np.int64]) -> bool:
+        """Append ``rows`` of ``segment`` to ``table``; return False where that segment is in it already.
+
+        ``places`` are their numbers in the segment (:func:`hotpot.experience.order.places`).
+        """
         schema = pa.schema([*_HIDDEN_FIELDS, *SCHEMAS[table]])
         segments = pa.repeat(pa.scalar(segment, pa.int64()), rows.num_rows)
-        places = pa.array(np.arange(rows.num_rows))
-        data = pa.Table.from_arrays([segments, places, *rows.columns], schema=schema)
+        data = pa.Table.from_arrays([segments, pa.array(places), *rows.columns], schema=schema)
         return self._append(table, segment, data, TABLES[table].__doc__ or table)
 
     def publish(self, segment: int, rows_by_table: Mapping[str, int]) -> bool:

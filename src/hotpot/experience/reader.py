@@ -4,6 +4,7 @@ Owns the views. Never writes into the run folder. Invariants: a trajectory is se
 see different moments, one query sees one; SQL can only read, and only the run's own tables.
 """
 
+import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow as pa
 from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.manifest import Manifest, read_manifest
+from hotpot.experience.moments import Cut, cut_at
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
 from hotpot.types import SCHEMA_VERSION, TABLES
@@ -36,6 +38,8 @@ class RunReader:
         self.run_folder = run_folder
         self.manifest = manifest
         self._lake = Lake(run_folder / "lake")
+        self._fixed: Snapshot | None = None
+        self._cut: Cut | None = None
 
     @classmethod
     def open(cls, run_folder: Path | str) -> Self:
@@ -50,6 +54,38 @@ class RunReader:
                 "read it with the release that wrote it"
             )
         return cls(folder, manifest)
+
+    @property
+    def lake(self) -> Lake:
+        """The run's lake, for what looks after its files."""
+        return self._lake
+
+    def at_once(self) -> Self:
+        """Return a reader of the run as it stands now: all its queries see this one moment.
+
+        Good for as long as no vacuum takes the files it has seen. Raises :class:`StoreError` as reading does.
+        """
+        reader = copy.copy(self)
+        reader._fixed = self._fixed or take_snapshot(
+            self.run_folder, self.manifest.run_id, self._lake, tuple(TABLES)
+        )
+        return reader
+
+    def as_of(self, update: int) -> Self:
+        """Return a reader of the run as it stood when ``update`` was recorded: nothing later is seen.
+
+        It sees attempts that had ended by then, and no trajectory that was deleted since. Log segments of schema version
+        1 are seen whole. Raises :class:`UsageError` where the record has no such update.
+        """
+        query = f"SELECT {_ORDER} FROM recorded_updates WHERE update = ?"
+        found = self._query(query, [update], ("updates",)).to_pylist()
+        if not found:
+            raise UsageError(
+                f"the record of {self.run_folder} has no update {update}; `updates` lists those it has"
+            )
+        reader = copy.copy(self)
+        reader._cut = cut_at(self._lake, found[0][SEGMENT_COLUMN], found[0][ROW_COLUMN])
+        return reader
 
     def sql(self, query: str, params: Parameters | None = None) -> pa.Table:
         """Return the result of one SELECT (DuckDB's SQL) over the tables of :data:`hotpot.types.TABLES`.
@@ -86,10 +122,10 @@ class RunReader:
         return result.cast(pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)}))
 
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
-        snapshot = take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
+        snapshot = self._fixed or take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
         with duckdb.connect(":memory:") as database:
             try:
-                _prepare(database, snapshot)
+                _prepare(database, snapshot, self._cut)
             except duckdb.Error as error:
                 raise StoreError(
                     f"can't read the lake of {self.run_folder}: {error}; restore what is damaged from a copy"
@@ -116,7 +152,7 @@ def _named_tables(query: str) -> list[str]:
     return named or list(TABLES)
 
 
-def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
+def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot, cut: Cut | None) -> None:
     """Define the views, and take away everything but reading them."""
     paths = [path for table in snapshot.tables.values() for path in table.paths]
     # Only these very files may be opened, and a single SELECT can only read. Paths are our own, quoted as SQL text.
@@ -128,7 +164,9 @@ def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
     for name, table in snapshot.tables.items():
         columns = [column.name for column in COLUMNS[name]]
         body = _recorded(database, name, table, snapshot.watermark, columns)
-        if name == "attempts":
+        if cut is not None:
+            body = f"SELECT * FROM ({body}) WHERE {cut.condition()}"
+        elif name == "attempts":
             body = _with_ledger(database, body, snapshot.unlogged, columns)
         database.execute(
             f"CREATE VIEW recorded_{name} AS {body}; "
@@ -145,7 +183,7 @@ def _recorded(
     columns: Sequence[str],
 ) -> str:
     """Return the query for a table's rows in lake and log, with the hidden columns that order them."""
-    database.register(f"log_{name}", _ordered(table.tail, watermark + 1))
+    database.register(f"log_{name}", table.tail)
     body = f"SELECT {_ORDER}, {_listed(columns)} FROM log_{name}"
     if table.paths:
         files = ", ".join(map(_text, table.paths))
@@ -159,17 +197,14 @@ def _recorded(
 def _with_ledger(
     database: duckdb.DuckDBPyConnection, body: str, unlogged: pa.Table, columns: Sequence[str]
 ) -> str:
-    database.register("ledger_attempts", _ordered(unlogged, _LAST))
+    places = pa.array(np.arange(unlogged.num_rows))
+    last = pa.array(np.full(unlogged.num_rows, _LAST))
+    ordered = unlogged.append_column(SEGMENT_COLUMN, last).append_column(ROW_COLUMN, places)
+    database.register("ledger_attempts", ordered)
     return (
         f"WITH ended AS ({body}) FROM ended UNION ALL SELECT {_ORDER}, {_listed(columns)} FROM ledger_attempts "
         "WHERE attempt_id NOT IN (SELECT attempt_id FROM ended)"
     )
-
-
-def _ordered(table: pa.Table, segment: int) -> pa.Table:
-    places = pa.array(np.arange(table.num_rows))
-    numbers = pa.array(np.full(table.num_rows, segment))
-    return table.append_column(SEGMENT_COLUMN, numbers).append_column(ROW_COLUMN, places)
 
 
 def _listed(columns: Sequence[str]) -> str:

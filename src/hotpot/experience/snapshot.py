@@ -14,11 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from hotpot.errors import StoreError
-from hotpot.experience.lake import Lake
+from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.ledger import read_not_logged
+from hotpot.experience.order import places
 from hotpot.experience.schema import SCHEMAS, to_table
 from hotpot.experience.wal import LogSegment, last_written, read_segment, segment_numbers, segment_path
 
@@ -28,7 +31,8 @@ LOOK_AGAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableSnapshot:
-    """One table: the lake's files (rows with ``_segment <= watermark`` count) and the log's tail as Arrow."""
+    """One table: the lake's files (rows with ``_segment <= watermark`` count) and the log's tail as Arrow, with
+    the columns ``_segment`` and ``_row`` as the lake will have them."""
 
     paths: tuple[str, ...]
     tail: pa.Table
@@ -48,7 +52,8 @@ def take_snapshot(run_folder: Path, run_id: str, lake: Lake, tables: Iterable[st
     """Return a snapshot of ``tables``. Raises :class:`StoreError` where log or lake can't be read."""
     wanted = tuple(tables)
     unlogged = read_not_logged(run_folder / "control.sqlite", run_id) if "attempts" in wanted else []
-    watermark, segments = _tail(run_folder / "wal", lake)
+    watermark, waiting = _tail(run_folder / "wal", lake)
+    segments = [(segment, places(segment.frames)) for segment in waiting]
     found: dict[str, TableSnapshot] = {}
     for name in wanted:
         files = lake.files(name) if watermark else None
@@ -84,12 +89,16 @@ def _read_above(log_folder: Path, watermark: int) -> list[LogSegment] | None:
         return None
 
 
-def _table_tail(name: str, segments: list[LogSegment]) -> pa.Table:
-    schema = SCHEMAS[name]
-    pieces = [
-        pa.Table.from_arrays(table.columns, schema=schema)
-        for segment in segments
-        for frame in segment.frames
-        if (table := frame.table(name)) is not None
-    ]
-    return pa.concat_tables(pieces) if pieces else schema.empty_table()
+def _table_tail(name: str, segments: list[tuple[LogSegment, dict[str, NDArray[np.int64]]]]) -> pa.Table:
+    pieces = [SCHEMAS[name].empty_table()]
+    numbers, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for segment, order in segments:
+        tables = [table for frame in segment.frames if (table := frame.table(name)) is not None]
+        pieces += [pa.Table.from_arrays(table.columns, schema=SCHEMAS[name]) for table in tables]
+        if name in order:
+            numbers.append(np.full(len(order[name]), segment.number))
+            rows.append(order[name])
+    tail = pa.concat_tables(pieces)
+    return tail.append_column(SEGMENT_COLUMN, pa.array(np.concatenate(numbers))).append_column(
+        ROW_COLUMN, pa.array(np.concatenate(rows))
+    )
