@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from conftest import COLUMNS, TABLES, Written, in_order
 from deltalake import DeltaTable
+from interop_run import COLUMNS, TABLES, Written, in_order
 
 pytestmark = pytest.mark.slow
 
@@ -54,10 +53,13 @@ def test_polars_reads_a_compacted_table_through_its_delta_reader(written: Writte
 def test_duckdb_reads_a_compacted_table_over_its_exact_files(written: Written, name: str) -> None:
     expected = written.expected[name]
     source = duckdb.read_parquet(exact_files(written.lake, name)).filter(f"_segment <= {written.watermark}")
-    assert source.aggregate("sum(reward), count(*)").fetchone() == (reward_sum(expected), expected.num_rows)
+    assert source.aggregate("sum(reward), count(*)").fetchall() == [
+        (reward_sum(expected), expected.num_rows)
+    ]
     assert_same(name, source.select(*COLUMNS[name]).to_arrow_table(), expected)
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame")  # Dask's own use of pandas
 @pytest.mark.parametrize("name", TABLES)
 def test_dask_reads_a_compacted_table_over_its_exact_files(written: Written, name: str) -> None:
     import dask.dataframe as dd
@@ -105,13 +107,11 @@ def test_spark_reads_a_compacted_table_over_its_exact_files(written: Written, na
 
 def test_a_raw_glob_after_a_compaction_counts_rows_twice(written: Written) -> None:
     raw = duckdb.read_parquet(str(written.lake / "steps" / "**" / "*.parquet"))
-    seen = raw.filter(f"_segment <= {written.watermark}").aggregate("count(*)").fetchone()
+    ((seen,),) = raw.filter(f"_segment <= {written.watermark}").aggregate("count(*)").fetchall()
     exact = written.expected["steps"].num_rows
-    assert seen is not None
-    assert exact < seen[0] <= 2 * exact
+    assert exact < seen <= 2 * exact
 
 
 def test_without_the_watermark_a_half_finished_segment_shows(written: Written) -> None:
-    rows = duckdb.read_parquet(exact_files(written.lake, "steps")).aggregate("count(*)").fetchone()
-    assert rows == (written.expected["steps"].num_rows + 2,)
-    assert np.isfinite(reward_sum(written.expected["steps"]))
+    rows = duckdb.read_parquet(exact_files(written.lake, "steps")).aggregate("count(*)").fetchall()
+    assert rows == [(written.expected["steps"].num_rows + 2,)]
