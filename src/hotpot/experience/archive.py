@@ -24,7 +24,7 @@ import pyarrow as pa
 from hotpot.errors import StoreError
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.lake import LAKE_ERRORS, Lake
-from hotpot.experience.order import places
+from hotpot.experience.order import row_numbers
 from hotpot.experience.wal import read_segment, sync_folder
 from hotpot.timeline import Timeline
 from hotpot.types import TABLES
@@ -239,7 +239,7 @@ def archive_segment(lake: Lake, path: Path, timeline: Timeline) -> None:
     with timeline.span("read"):
         segment = read_segment(path, sealed=True)
     counts: dict[str, int] = {}
-    order = places(segment.frames)
+    order = row_numbers(segment.frames)
     for name in TABLES:
         pieces = [table for frame in segment.frames if (table := frame.table(name)) is not None]
         if pieces:

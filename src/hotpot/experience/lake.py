@@ -127,7 +127,7 @@ class Lake:
     def commit(self, table: str, segment: int, rows: pa.Table, places: NDArray[np.int64]) -> bool:
         """Append ``rows`` of ``segment`` to ``table``; return False where that segment is in it already.
 
-        ``places`` are their numbers in the segment (:func:`hotpot.experience.order.places`).
+        ``places`` are their numbers in the segment (:func:`hotpot.experience.order.row_numbers`).
         """
         schema = pa.schema([*_HIDDEN_FIELDS, *SCHEMAS[table]])
         segments = pa.repeat(pa.scalar(segment, pa.int64()), rows.num_rows)

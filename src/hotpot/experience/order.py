@@ -18,7 +18,7 @@ _LAST = "updates"
 _IN_FRAME = (*(name for name in TABLES if name != _LAST), _LAST)
 
 
-def places(frames: Sequence[Frame]) -> dict[str, NDArray[np.int64]]:
+def row_numbers(frames: Sequence[Frame]) -> dict[str, NDArray[np.int64]]:
     """Return, by table, the number in the segment of each row the frames bring to it: int64 ``[rows]``, ascending."""
     found: dict[str, list[NDArray[np.int64]]] = {}
     begin = 0

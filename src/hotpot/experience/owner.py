@@ -33,17 +33,27 @@ os.register_at_fork(after_in_child=_forget_in_child)
 class OwnerLock:
     """An exclusive lock on a run folder, held until :meth:`release` or the process's death.
 
-    Raises :class:`RunFolderError` where another living writer holds it, naming that writer.
+    ``file_name`` is another lock of the same kind, for what one process at a time may do beside the writer; ``refusal``
+    says so in words, with ``{}`` for the holder. Raises :class:`RunFolderError` where another living process holds it, naming it, and where the
+    file can't be made.
     """
 
-    def __init__(self, run_folder: Path) -> None:
-        path = run_folder / "owner.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def __init__(
+        self,
+        run_folder: Path,
+        file_name: str = "owner.lock",
+        refusal: str = "is being written by {}; a run has one writer",
+    ) -> None:
+        path = run_folder / file_name
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunFolderError(f"can't lock {path}: {error}; check space and rights") from error
         if not _take(descriptor):
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise RunFolderError(
-                f"{run_folder} is being written by {holder or 'another process'}; a run has one writer: "
+                f"{run_folder} {refusal.format(holder or 'another process')}: "
                 "wait for it, stop it, or choose another run id"
             )
         os.ftruncate(descriptor, 0)

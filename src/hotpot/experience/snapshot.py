@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hotpot.errors import StoreError
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.ledger import read_not_logged
-from hotpot.experience.order import places
+from hotpot.experience.order import row_numbers
 from hotpot.experience.schema import SCHEMAS, to_table
 from hotpot.experience.wal import LogSegment, last_written, read_segment, segment_numbers, segment_path
 
@@ -53,7 +53,7 @@ def take_snapshot(run_folder: Path, run_id: str, lake: Lake, tables: Iterable[st
     wanted = tuple(tables)
     unlogged = read_not_logged(run_folder / "control.sqlite", run_id) if "attempts" in wanted else []
     watermark, waiting = _tail(run_folder / "wal", lake)
-    segments = [(segment, places(segment.frames)) for segment in waiting]
+    segments = [(segment, row_numbers(segment.frames)) for segment in waiting]
     found: dict[str, TableSnapshot] = {}
     for name in wanted:
         files = lake.files(name) if watermark else None
