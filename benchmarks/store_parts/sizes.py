@@ -55,9 +55,7 @@ def json_bytes(folder: Path, scratch: Path) -> int:
         path = scratch / f"{table}.jsonl"
         with duckdb.connect() as database:
             database.execute("SET threads = 1; SET memory_limit = '2GB'; SET preserve_insertion_order = true")
-            database.execute(
-                f"COPY (SELECT {names} FROM read_parquet({files!r})) TO '{path}' (FORMAT json)"
-            )
+            database.execute(f"COPY (SELECT {names} FROM read_parquet({files!r})) TO '{path}' (FORMAT json)")
         _check_lossless(table, path, files[0])
         total += path.stat().st_size
         path.unlink()

@@ -48,9 +48,7 @@ def write(folder: Path, load: Load, num_trajectories: int) -> Written:
         folder, run_id=folder.name, settings=StoreSection(), vocabulary_size=load.vocabulary_size
     ) as store:
         for first in range(0, batches, chunk):
-            made = [
-                load.batch(BATCH * number, BATCH) for number in range(first, min(batches, first + chunk))
-            ]
+            made = [load.batch(BATCH * number, BATCH) for number in range(first, min(batches, first + chunk))]
             tokens += sum(t.row.num_prompt_tokens + t.row.num_sampled_tokens for batch in made for t in batch)
             for batch in made:
                 store.ledger.lease(load.leases(batch))
@@ -60,7 +58,9 @@ def write(folder: Path, load: Load, num_trajectories: int) -> Written:
                 report = store.append(batch)
                 acks.append(time.perf_counter() - before)
                 if report.quarantined:
-                    raise RuntimeError(f"the gate refused {report.quarantined[0]}; correct store_parts/load.py")
+                    raise RuntimeError(
+                        f"the gate refused {report.quarantined[0]}; correct store_parts/load.py"
+                    )
             store.flush()
             costs.append((time.perf_counter() - began) / (len(made) * BATCH))
             del made

@@ -53,9 +53,7 @@ def test_polars_reads_a_compacted_table_through_its_delta_reader(written: Writte
 def test_duckdb_reads_a_compacted_table_over_its_exact_files(written: Written, name: str) -> None:
     expected = written.expected[name]
     source = duckdb.read_parquet(exact_files(written.lake, name)).filter(f"_segment <= {written.watermark}")
-    assert source.aggregate("sum(reward), count(*)").fetchall() == [
-        (reward_sum(expected), expected.num_rows)
-    ]
+    assert source.aggregate("sum(reward), count(*)").fetchall() == [(reward_sum(expected), expected.num_rows)]
     assert_same(name, source.select(*COLUMNS[name]).to_arrow_table(), expected)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from hotpot.errors import RunFolderError, StoreError, UsageError
-from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
+from hotpot.experience.columns import read_columns
+from hotpot.experience.lake import LAKE_ERRORS, ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.manifest import Manifest, read_manifest
 from hotpot.experience.moments import Cut, cut_at
 from hotpot.experience.schema import COLUMNS, SCHEMAS
@@ -24,6 +25,7 @@ from hotpot.types import SCHEMA_VERSION, TABLES
 
 _ORDER = f"{SEGMENT_COLUMN}, {ROW_COLUMN}"
 _LAST = 2**62
+_WITH_LEDGER = ("attempts",)
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
@@ -116,13 +118,29 @@ class RunReader:
         unknown = [column for column in names if column not in known]
         if unknown or not names:
             raise UsageError(f"table {name} has no columns {unknown}; columns are {', '.join(known)}")
-        query = f"SELECT {_listed(names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
-        result = self._query(query, params, {name, *_named_tables(query)})
         fields = [SCHEMAS[name].field(column) for column in names]
-        return result.cast(pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)}))
+        schema = pa.schema(fields, {"table": name, "schema_version": str(SCHEMA_VERSION)})
+        if where == "true" and self._cut is None and name not in _WITH_LEDGER:
+            whole = self._columns(name, schema)
+            if whole is not None:
+                return whole
+        query = f"SELECT {_listed(names)} FROM recorded_{name} WHERE ({where}) ORDER BY {_ORDER}"
+        return self._query(query, params, {name, *_named_tables(query)}).cast(schema)
+
+    def _columns(self, name: str, schema: pa.Schema) -> pa.Table | None:
+        snapshot = self._snapshot([name])
+        try:
+            return read_columns(snapshot.tables[name], snapshot.watermark, schema)
+        except LAKE_ERRORS as error:
+            raise StoreError(
+                f"can't read the lake of {self.run_folder}: {error}; restore what is damaged from a copy"
+            ) from error
+
+    def _snapshot(self, tables: Collection[str]) -> Snapshot:
+        return self._fixed or take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
 
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
-        snapshot = self._fixed or take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
+        snapshot = self._snapshot(tables)
         with duckdb.connect(":memory:") as database:
             try:
                 _prepare(database, snapshot, self._cut)

@@ -1,0 +1,111 @@
+"""Whole columns straight from the files are the same rows in the same order as SQL gives."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotpot.config import StoreSection
+from hotpot.experience import SCHEMAS, ExperienceStore, RunReader
+from hotpot.experience.columns import read_columns
+from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN
+from hotpot.experience.snapshot import TableSnapshot
+from hotpot.testing.records import make_group, make_leases
+
+BY_SQL = "1 = 1"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ExperienceStore:
+    return ExperienceStore.open(
+        tmp_path / "run",
+        run_id="run",
+        settings=StoreSection(archive_every_batches=1, archive_every_s=600.0),
+        vocabulary_size=64,
+    )
+
+
+def add_round(store: ExperienceStore, issue: int) -> None:
+    group = make_group(issue=issue, size=4, num_steps=3)
+    store.ledger.lease(make_leases(group))
+    store.append(group)
+
+
+def assert_equal_to_sql(reader: RunReader, name: str, columns: Sequence[str] | None) -> None:
+    ours = reader.table(name, columns)
+    assert ours.num_rows > 0
+    assert ours.equals(reader.table(name, columns, where=BY_SQL), check_metadata=True)
+
+
+@pytest.mark.parametrize("columns", [None, ["reward"], ["sampled_tokens", "step", "tool_name"]])
+def test_columns_over_lake_compaction_and_log_tail(store: ExperienceStore, columns: list[str] | None) -> None:
+    for issue in range(4):
+        add_round(store, issue)
+        store.flush()
+    DeltaTable(str(store.run_folder / "lake" / "steps")).optimize.compact()
+    for issue in (4, 5):
+        add_round(store, issue)
+        store.flush()
+    store._archive.close()
+    add_round(store, 6)  # stays in the log
+    reader = RunReader.open(store.run_folder)
+    assert_equal_to_sql(reader, "steps", columns)
+    assert reader.table("steps", ["step"]).num_rows == 7 * 4 * 3
+    assert_equal_to_sql(reader.at_once(), "steps", columns)
+
+
+def test_an_unreadable_file_is_named(store: ExperienceStore) -> None:
+    add_round(store, 0)
+    store.close()
+    (path,) = (store.run_folder / "lake" / "steps").rglob("part-*.parquet")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(Exception, match="can't read the lake"):
+        RunReader.open(store.run_folder).table("steps", ["reward"])
+
+
+rows = st.tuples(st.integers(1, 6), st.integers(0, 50))
+
+
+@settings(max_examples=60, deadline=None)
+@given(files=st.lists(st.lists(rows, min_size=1, max_size=8), max_size=4), watermark=st.integers(0, 7))
+def test_any_layout_of_files_gives_recorded_order_up_to_the_watermark(
+    files: list[list[tuple[int, int]]], watermark: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    paths, seen = [], []
+    for number, places in enumerate(files):
+        path = folder / f"{number}.parquet"
+        values = [float(segment * 1000 + row) for segment, row in places]
+        seen += [value for value, (segment, _) in zip(values, places, strict=True) if segment <= watermark]
+        table = {
+            SEGMENT_COLUMN: [segment for segment, _ in places],
+            ROW_COLUMN: [row for _, row in places],
+            "reward": values,
+        }
+        pq.write_table(pa.table(table), path, row_group_size=3)
+        paths.append(str(path))
+    hidden = pa.schema([(SEGMENT_COLUMN, pa.int64()), (ROW_COLUMN, pa.int64()), ("reward", pa.float64())])
+    table_snapshot = TableSnapshot(paths=tuple(paths), tail=hidden.empty_table())
+    found = read_columns(table_snapshot, watermark, pa.schema([SCHEMAS["steps"].field("reward")]))
+    assert found is not None
+    assert found["reward"].to_pylist() == sorted(seen)
+
+
+def test_what_only_sql_can_answer_is_left_to_it(store: ExperienceStore) -> None:
+    add_round(store, 0)
+    store.close()
+    reader = RunReader.open(store.run_folder)
+    snapshot = reader._snapshot(["steps"])
+    table = snapshot.tables["steps"]
+    schema = pa.schema([SCHEMAS["steps"].field("reward")])
+    assert read_columns(table, snapshot.watermark, schema) is not None
+    elsewhere = replace(table, paths=("s3://bucket/steps/x.parquet",))
+    assert read_columns(elsewhere, snapshot.watermark, schema) is None
+    later = schema.append(pa.field("of_a_later_version", pa.int64()))
+    assert read_columns(table, snapshot.watermark, later) is None
