@@ -73,4 +73,4 @@ def _in_order(pieces: Sequence[pa.Table]) -> pa.Table:
     step = np.diff(segments)
     if bool(((step > 0) | ((step == 0) & (np.diff(numbers) >= 0))).all()):
         return rows
-    return rows.take(pa.array(np.lexsort((numbers, segments))))
+    return rows.take(np.lexsort((numbers, segments)))
