@@ -246,6 +246,37 @@ class StoreSection(Section):
     model and the log see them."""
 
 
+class ReplaySection(Section):
+    """Experience that is learned again: the good of the last rounds (hot) and history (cold)."""
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of a batch's trajectories that are replayed; 0 is off."""
+    hot_share: Annotated[float, Field(ge=0, le=1)] = 0.75
+    """Share of the replayed ones that come from hot; what one tier lacks comes from the other."""
+    weighting: Literal["uniform", "recency", "positive"] = "uniform"
+    """Which are drawn more often inside a tier: none; the younger; those with a positive advantage."""
+    half_life_updates: PositiveFloat = 20.0
+    """Under ``recency``: updates after which a trajectory is drawn half as often."""
+    positive_weight: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 4.0
+    """Under ``positive``: how many times as often a trajectory with a positive advantage is drawn as one without."""
+    importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.4
+    """How far the loss weights correct the choice (arXiv:1511.05952): 0 not at all, 1 back to a uniform draw."""
+    hot_rounds: PositiveInt = 8
+    """Updates whose good trajectories stay in hot."""
+    hot_bytes: PositiveInt = 256 * 1024 * 1024
+    """Bytes hot may take in memory; the oldest round goes first, in a round the least good."""
+    hot_min_advantage_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Good is a positive advantage that reaches this quantile of its round's positive advantages; 0 takes them all."""
+    quotas: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
+    """Largest share of a draw by name of the environment, rounded up to whole trajectories; what it cuts off goes to
+    the other environments."""
+    max_staleness_updates: PositiveInt | None = None
+    """Updates after which a trajectory is not replayed any more; unset is never."""
+    cold_cache_bytes: PositiveInt = 2 * 1024 * 1024 * 1024
+    """Bytes the local cache of cold may take on disk. It can be deleted at any time; where it is smaller than the
+    history that is drawn from, draws read the lake again and again."""
+
+
 class CheckpointSection(Section):
     """Weights and optimiser state on disk."""
 
@@ -287,6 +318,7 @@ class Recipe(Section):
     topology: TopologySection = TopologySection()
     evaluation: EvaluationSection = EvaluationSection()
     store: StoreSection = StoreSection()
+    replay: ReplaySection = ReplaySection()
     checkpoint: CheckpointSection = CheckpointSection()
     debug: DebugSection = DebugSection()
 

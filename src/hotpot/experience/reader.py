@@ -97,6 +97,10 @@ class RunReader:
         """
         return self._query(query, params, _named_tables(query))
 
+    def watermark(self) -> int:
+        """Return the number of the last log segment that is wholly in the lake; 0 where there is none."""
+        return self._lake.watermark()
+
     def table(
         self,
         name: str,

@@ -1,0 +1,105 @@
+"""Cold: any trajectory of the record, fast.
+
+Owns the way to a trajectory: the cache's block of its log segment, filled from the lake on first use; or, for what is not
+in the lake yet, the log's tail. Knows no sampler.
+
+Invariants: what comes back is what was recorded, bit for bit; a trajectory the record does not hold comes back as None.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotpot.experience.reader import RunReader
+from hotpot.experience.replay.cache import BlockCache
+from hotpot.experience.replay.flat import FlatBatch, FlatColumns, flatten
+from hotpot.experience.replay.index import UNKNOWN_SEGMENT, Index
+from hotpot.experience.replay.record import read_block, read_blocks, read_segments
+from hotpot.types import SCHEMA_VERSION, Trajectory
+
+READ_TOKENS = 8_000_000
+"""About the most tokens that are read from the lake at once (some 200 MB); a single log segment may have more."""
+
+_Part = tuple[FlatColumns, NDArray[np.int64], NDArray[np.int64]]
+
+
+class Cold:
+    """The record as a place to take lines of ``index`` from."""
+
+    def __init__(self, reader: RunReader, index: Index, cache: BlockCache, *, watermark: int) -> None:
+        """Take an index that knows the log segments up to ``watermark``."""
+        self._reader, self._index, self._cache = reader, index, cache
+        self._watermark = watermark
+
+    def trajectories(self, lines: NDArray[np.int64]) -> list[Trajectory | None]:
+        """Return the trajectories of ``lines``, in their order; None where the record has one no more."""
+        found: list[Trajectory | None] = [None] * len(lines)
+        for columns, places, at in self._parts(lines):
+            for place, trajectory in zip(at.tolist(), columns.block.trajectories(places), strict=True):
+                found[place] = trajectory
+        return found
+
+    def sample_arrays(self, lines: NDArray[np.int64]) -> tuple[FlatBatch, NDArray[np.int64]]:
+        """Return the flat batch of ``lines`` in their order, and those the record has no more, which it leaves out."""
+        parts = list(self._parts(lines))
+        there = np.zeros(len(lines), np.bool_)
+        for _, _, at in parts:
+            there[at] = True
+        ranks = np.cumsum(there) - 1
+        return flatten([(columns, places, ranks[at]) for columns, places, at in parts]), lines[~there]
+
+    def _parts(self, lines: NDArray[np.int64]) -> Iterator[_Part]:
+        """Yield, block by block, the places in it and the places in ``lines``."""
+        segments = self._index.segments
+        if (segments[lines] == UNKNOWN_SEGMENT).any():
+            self._locate()
+        wanted = self._index.keys[lines]
+        for segment, columns in self._blocks(np.unique(segments[lines])):
+            at = np.flatnonzero(segments[lines] == segment)
+            places = columns.block.places_of(wanted[at])
+            if (places >= 0).any():
+                yield columns, places[places >= 0], at[places >= 0]
+        rest = np.flatnonzero(segments[lines] == UNKNOWN_SEGMENT)
+        if len(rest):
+            block = read_block(self._reader, self._index.ids[lines[rest]].tolist(), above=self._watermark)
+            places = block.places_of(wanted[rest])
+            if (places >= 0).any():
+                yield FlatColumns(block), places[places >= 0], rest[places >= 0]
+
+    def _locate(self) -> None:
+        """Ask the record where the lines lie by now that were not in the lake yet."""
+        unknown = np.flatnonzero(self._index.segments == UNKNOWN_SEGMENT)
+        watermark, segments = read_segments(self._reader, self._watermark)
+        for line in unknown:
+            self._index.segments[line] = segments.get(str(self._index.ids[line]), UNKNOWN_SEGMENT)
+        self._watermark = watermark
+
+    def _blocks(self, segments: NDArray[np.int64]) -> Iterator[tuple[int, FlatColumns]]:
+        missing = []
+        for segment in segments[segments != UNKNOWN_SEGMENT].tolist():
+            found = self._cache.get(self._name(segment))
+            if found is None:
+                missing.append(segment)
+            else:
+                yield segment, found
+        for few in self._reads(missing):
+            for segment, block in read_blocks(self._reader, few).items():
+                yield segment, self._cache.put(self._name(segment), block)
+
+    def _reads(self, segments: Sequence[int]) -> Iterator[list[int]]:
+        """Yield ``segments`` in lots of about :data:`READ_TOKENS`."""
+        lot: list[int] = []
+        tokens = 0
+        for segment in segments:
+            size = int(self._index.num_tokens[self._index.segments == segment].sum())
+            if lot and tokens + size > READ_TOKENS:
+                yield lot
+                lot, tokens = [], 0
+            lot.append(segment)
+            tokens += size
+        if lot:
+            yield lot
+
+    def _name(self, segment: int) -> str:
+        return f"v{SCHEMA_VERSION}-{self._reader.manifest.run_id}-{segment}"
