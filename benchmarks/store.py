@@ -56,7 +56,7 @@ def main() -> None:
 
 def measure(folder: Path, num_trajectories: int) -> dict[str, float]:
     """Write, weigh, read and sample one run in ``folder``; return the figures of the last line."""
-    from store_parts import bulk, sizes
+    from store_parts import bulk, sampling, sizes
     from store_parts.load import Load, record
     from store_parts.writing import write
 
@@ -68,13 +68,16 @@ def measure(folder: Path, num_trajectories: int) -> dict[str, float]:
     line["trajectories"], line["tokens"] = written.num_trajectories, written.num_tokens
     for name in ("ack_ms", "ack_ms_p99", "ack_ms_growth", "cost_ms", "cost_growth", "memory_growth_mb"):
         line[name] = getattr(written, name)
-    line["append_over_parquet"] = tell("writing in bulk", lambda: bulk.append_over_parquet(run, folder))
-    line["scan_bytes_over_column"], line["scan_over_parquet"] = tell("scanning", lambda: bulk.scan(run))
     line["bytes_over_jsonl"] = tell(
         "writing as JSON lines", lambda: sizes.lake_bytes(run) / sizes.json_bytes(run, folder)
     )
     columns = sizes.column_bytes(sizes.lake_files(run, "steps"))
     print("  " + ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in columns.most_common(8)))
+    line["append_over_parquet"] = tell("writing in bulk", lambda: bulk.append_over_parquet(run, folder))
+    tell("compacting", lambda: bulk.compact_run(run))
+    line["scan_bytes_over_column"], line["scan_over_parquet"] = tell("scanning", lambda: bulk.scan(run))
+    for name, ratio in tell("sampling", lambda: sampling.sample(run, folder)).items():
+        line[f"sample_over_{name}"] = ratio
     return {name: round(value, 4) for name, value in line.items()}
 
 
