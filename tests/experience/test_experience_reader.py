@@ -115,8 +115,8 @@ def test_sql_reads_the_run_and_nothing_else(reader, query):
 
 
 def test_the_lakes_own_files_cannot_be_written(reader, folder):
-    (file,) = list((folder / "lake" / "events").glob("*.parquet")) or [None]
-    target = str(file or next((folder / "lake" / "steps").glob("*.parquet"))).replace("'", "''")
+    (file,) = list((folder / "lake" / "events" / "_run=run").glob("*.parquet")) or [None]
+    target = str(file or next((folder / "lake" / "steps" / "_run=run").glob("*.parquet"))).replace("'", "''")
     with pytest.raises(UsageError, match="single SELECT"):
         reader.sql(f"COPY (SELECT count(*) FROM steps) TO '{target}' (FORMAT parquet)")
 
@@ -159,7 +159,7 @@ def test_a_run_of_another_schema_is_refused_with_both_versions(folder, tmp_path)
 def test_a_damaged_lake_is_told_in_words(folder, tmp_path):
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
-    for path in (copy / "lake" / "steps").glob("*.parquet"):
+    for path in (copy / "lake" / "steps" / "_run=run").glob("*.parquet"):
         path.write_bytes(b"")
     with pytest.raises(StoreError, match="can't read the lake"):
         open_run(copy).sql("SELECT * FROM steps")

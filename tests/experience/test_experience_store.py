@@ -19,6 +19,7 @@ from hotpot.experience import archive as archive_module
 from hotpot.experience import lake as lake_module
 from hotpot.experience import wal as wal_module
 from hotpot.experience.ledger import Ledger
+from hotpot.experience.storage import LakeLocation
 from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
 from hotpot.timeline import Timeline
 from hotpot.types import (
@@ -421,7 +422,9 @@ def test_an_outage_ends_the_run_by_time_not_by_tries(folder, monkeypatch):
 
 def test_pauses_grow_to_the_longest_and_no_further(tmp_path):
     limits = archive_module.Thresholds(batches=1, num_bytes=1, seconds=1.0)
-    archive = archive_module.Archive(lake_module.Lake(tmp_path), thresholds=limits)
+    archive = archive_module.Archive(
+        lake_module.Lake(LakeLocation.of(tmp_path), writer="run"), thresholds=limits
+    )
     pauses = []
     for failures in (1, 2, 3, 5, 7, 5000):
         archive._failures = failures
@@ -539,7 +542,7 @@ def test_a_commit_whose_files_a_power_cut_took_is_not_believed(folder):
     subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
     store.close()
     subprocess.run(["cp", "-r", str(folder / "lake" / "steps"), str(copy / "lake")], check=True)
-    (file,) = (copy / "lake" / "steps").glob("*.parquet")
+    (file,) = (copy / "lake" / "steps" / "_run=run").glob("*.parquet")
     file.write_bytes(b"")
     with pytest.raises(StoreError, match="power cut"):
         open_store(copy, resume=True).close()
@@ -664,7 +667,7 @@ def test_watermark_hides_what_a_dead_writer_left_half_done(folder):
     with open_store(folder) as store:
         append(store, make_group(issue=0))
     # A commit of a segment whose watermark never came, as a kill between two tables leaves it.
-    lake = lake_module.Lake(folder / "lake")
+    lake = lake_module.Lake(LakeLocation.of(folder / "lake"), writer="run")
     trajectory = make_trajectory(issue=9)
     from hotpot.experience import to_table
 

@@ -230,9 +230,48 @@ class EvaluationSection(Section):
     """Evaluate greedily too, on the same tasks."""
 
 
+class S3Section(Section):
+    """S3-compatible storage of a lake at ``s3://bucket/prefix``. Credentials come from the environment only:
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, where there is one, AWS_SESSION_TOKEN."""
+
+    endpoint: str = ""
+    """Address of the server, as ``http://127.0.0.1:8333``; empty for Amazon's own."""
+    region: str = "us-east-1"
+    """Region the bucket lies in; servers of your own mostly take any."""
+    allow_http: bool = False
+    """Allow an endpoint without TLS."""
+    connect_timeout_s: PositiveFloat = 3.0
+    """Longest wait for a connection."""
+    request_timeout_s: PositiveFloat = 10.0
+    """Longest wait for the answer to one request."""
+    retries: NonNegativeInt = 2
+    """Further tries of a request before the operation counts as failed; the archive then tries it again as a whole."""
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds after which no request is tried again."""
+        return self.request_timeout_s * (self.retries + 1)
+
+    @model_validator(mode="after")
+    def _endpoint_is_allowed(self) -> Self:
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"store.s3.endpoint = {self.endpoint!r} must begin with http:// or https://")
+        if self.endpoint.startswith("http://") != self.allow_http:
+            raise ValueError(
+                f"store.s3.endpoint = {self.endpoint!r} and store.s3.allow_http = {self.allow_http} contradict each "
+                "other; allow_http is true exactly for an endpoint that begins with http://"
+            )
+        return self
+
+
 class StoreSection(Section):
     """Log, ledger and lake."""
 
+    lake: str | None = None
+    """Where the lake lies: a folder, or s3://bucket/prefix. Several runs may share one. By default the run folder's
+    own ``lake``."""
+    s3: S3Section = S3Section()
+    """How to reach a lake on S3."""
     archive_every_batches: PositiveInt = 16
     """Batches in the log after which the background writer commits them to the lake."""
     archive_every_s: PositiveFloat = 10.0

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Manifest:
     :data:`DIFF_BYTES` and ends with a line that says so where that cut it; ``diff_hash`` is the SHA-256 of all of it.
     Both are empty where nothing is changed, and all three None outside a repository. Secrets in recipe, command and
     diff are replaced, but for the recipe's own ``redact_patterns``, which a resume needs. ``packages`` maps distributions to versions, ``thread_variables`` environment variables to values.
+    ``lake`` is where the lake lies, None for ``lake`` in the run folder; ``s3`` are the settings (no credentials) of one
+    on S3.
     """
 
     run_id: str
@@ -65,6 +67,8 @@ class Manifest:
     packages: dict[str, str]
     thread_variables: dict[str, str]
     diff: str | None = None
+    lake: str | None = None
+    s3: dict[str, Any] = field(default_factory=dict)
 
 
 def collect_manifest(
@@ -75,10 +79,13 @@ def collect_manifest(
     num_threads: int,
     run_folder: Path | None = None,
     redactor: Redactor | None = None,
+    lake: str | None = None,
+    s3: dict[str, Any] | None = None,
 ) -> Manifest:
     """Return the manifest of a run that starts now, in this process and working folder.
 
-    ``run_folder`` says where the run is written, which is no change of the code.
+    ``run_folder`` says where the run is written, which is no change of the code; ``lake`` and ``s3`` where its lake
+    lies, unless in that folder.
     """
     here = Path.cwd()
     cleaner = redactor or Redactor()
@@ -103,16 +110,17 @@ def collect_manifest(
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         packages=_packages(),
         thread_variables={name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
+        lake=lake,
+        s3=s3 or {},
     )
 
 
 def write_manifest(run_folder: Path, manifest: Manifest) -> None:
     """Write the manifest atomically: a reader sees all of it or none. Raises :class:`RunFolderError` if it can't."""
     path, draft = run_folder / MANIFEST_NAME, run_folder / MANIFEST_DRAFT
-    text = json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n"
     try:
         with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(manifest_text(manifest))
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
@@ -121,20 +129,33 @@ def write_manifest(run_folder: Path, manifest: Manifest) -> None:
         raise RunFolderError(f"can't write {path}: {error}; check space and rights") from error
 
 
+def manifest_text(manifest: Manifest) -> str:
+    """Return the manifest as it is written."""
+    return json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n"
+
+
 def read_manifest(run_folder: Path) -> Manifest:
     """Return the manifest of a run folder. Raises :class:`RunFolderError` where it is missing or not readable."""
     path = run_folder / MANIFEST_NAME
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        known = {field.name for field in fields(Manifest)}
-        values = {name: value for name, value in values.items() if name in known}
-        return Manifest(**{**values, "command": tuple(values["command"])})
+        return parse_manifest(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError as error:
         raise RunFolderError(
             f"{run_folder} is no run folder: it has no {MANIFEST_NAME}; `hotpot runs` lists runs"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"can't read {path}: {error!r}; restore it from a copy") from error
+
+
+def parse_manifest(text: str, origin: str) -> Manifest:
+    """Return the manifest in ``text``, read from ``origin``. Raises :class:`RunFolderError` where it is none."""
+    try:
+        values: dict[str, Any] = json.loads(text)
+        known = {one.name for one in fields(Manifest)}
+        values = {name: value for name, value in values.items() if name in known}
+        return Manifest(**{**values, "command": tuple(values["command"])})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"can't read {origin}: {error!r}; restore it from a copy") from error
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:

@@ -41,8 +41,10 @@ def _is_ordered(lake: Lake, segment: int) -> bool:
     files = lake.files("segments")
     if files is None:
         return True  # all is in the log still, which this release wrote
+    filesystem, base = lake.location.filesystem()
     for path in files.paths:
-        table = pq.read_table(path, columns=["segment", "schema_version"])
+        place = base + path.removeprefix(lake.location.uri)
+        table = pq.read_table(place, columns=["segment", "schema_version"], filesystem=filesystem)
         for number, version in zip(*(column.to_pylist() for column in table.columns), strict=True):
             if number == segment:
                 return bool(version >= FIRST_ORDERED_VERSION)

@@ -17,8 +17,8 @@ import pyarrow as pa
 from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience.columns import read_columns
 from hotpot.experience.lake import LAKE_ERRORS, ROW_COLUMN, SEGMENT_COLUMN, Lake
-from hotpot.experience.manifest import Manifest, read_manifest
 from hotpot.experience.moments import Cut, cut_at
+from hotpot.experience.places import RunPlace, find_run
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
 from hotpot.types import SCHEMA_VERSION, TABLES
@@ -31,36 +31,33 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 class RunReader:
-    """Reads one run folder. Made by :meth:`open`; holds no lock and no connection between calls.
+    """Reads one run. Made by :meth:`open`; holds no lock and no connection between calls.
 
-    Not to be shared between threads; open one for each.
+    ``run_folder`` is None where the run was opened by its lake: then there is what was archived, and neither the log's
+    tail nor what only the ledger knows. Not to be shared between threads; open one for each.
     """
 
-    def __init__(self, run_folder: Path, manifest: Manifest) -> None:
-        self.run_folder = run_folder
-        self.manifest = manifest
-        self._lake = Lake(run_folder / "lake")
+    def __init__(self, place: RunPlace) -> None:
+        self.run_folder = place.run_folder
+        self.manifest = place.manifest
+        self.lake = Lake(place.location, writer=place.manifest.run_id)
         self._fixed: Snapshot | None = None
         self._cut: Cut | None = None
 
     @classmethod
-    def open(cls, run_folder: Path | str) -> Self:
-        """Open a run folder. Raises :class:`RunFolderError` where there is none, it isn't one, or of another schema."""
-        folder = Path(run_folder)
-        if not folder.is_dir():
-            raise RunFolderError(f"run folder {folder} does not exist; `hotpot runs` lists those there are")
-        manifest = read_manifest(folder)
-        if manifest.schema_version != SCHEMA_VERSION:
+    def open(cls, run: Path | str) -> Self:
+        """Open a run folder, or ``LAKE#RUN_ID`` for a run whose folder is elsewhere (see :func:`find_run`).
+
+        Raises :class:`RunFolderError` where there is none, it isn't one, or of another schema, and
+        :class:`StoreError` where the lake's storage does not answer.
+        """
+        place = find_run(run)
+        if place.manifest.schema_version != SCHEMA_VERSION:
             raise RunFolderError(
-                f"{folder} keeps schema version {manifest.schema_version}, this release reads {SCHEMA_VERSION}; "
+                f"{run} keeps schema version {place.manifest.schema_version}, this release reads {SCHEMA_VERSION}; "
                 "read it with the release that wrote it"
             )
-        return cls(folder, manifest)
-
-    @property
-    def lake(self) -> Lake:
-        """The run's lake, for what looks after its files."""
-        return self._lake
+        return cls(place)
 
     def at_once(self) -> Self:
         """Return a reader of the run as it stands now: all its queries see this one moment.
@@ -69,7 +66,7 @@ class RunReader:
         """
         reader = copy.copy(self)
         reader._fixed = self._fixed or take_snapshot(
-            self.run_folder, self.manifest.run_id, self._lake, tuple(TABLES)
+            self.run_folder, self.manifest.run_id, self.lake, tuple(TABLES)
         )
         return reader
 
@@ -83,10 +80,10 @@ class RunReader:
         found = self._query(query, [update], ("updates",)).to_pylist()
         if not found:
             raise UsageError(
-                f"the record of {self.run_folder} has no update {update}; `updates` lists those it has"
+                f"the record of run {self.manifest.run_id} has no update {update}; table updates lists those it has"
             )
         reader = copy.copy(self)
-        reader._cut = cut_at(self._lake, found[0][SEGMENT_COLUMN], found[0][ROW_COLUMN])
+        reader._cut = cut_at(self.lake, found[0][SEGMENT_COLUMN], found[0][ROW_COLUMN])
         return reader
 
     def sql(self, query: str, params: Parameters | None = None) -> pa.Table:
@@ -99,7 +96,7 @@ class RunReader:
 
     def watermark(self) -> int:
         """Return the number of the last log segment that is wholly in the lake; 0 where there is none."""
-        return self._lake.watermark()
+        return self.lake.watermark()
 
     def table(
         self,
@@ -137,11 +134,11 @@ class RunReader:
             return read_columns(snapshot.tables[name], snapshot.watermark, schema)
         except LAKE_ERRORS as error:
             raise StoreError(
-                f"can't read the lake of {self.run_folder}: {error}; restore what is damaged from a copy"
+                f"can't read the lake in {self.lake.location.uri}: {error}; restore what is damaged from a copy"
             ) from error
 
     def _snapshot(self, tables: Collection[str]) -> Snapshot:
-        return self._fixed or take_snapshot(self.run_folder, self.manifest.run_id, self._lake, tables)
+        return self._fixed or take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
 
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
         snapshot = self._snapshot(tables)
@@ -150,7 +147,7 @@ class RunReader:
                 _prepare(database, snapshot, self._cut)
             except duckdb.Error as error:
                 raise StoreError(
-                    f"can't read the lake of {self.run_folder}: {error}; restore what is damaged from a copy"
+                    f"can't read the lake in {self.lake.location.uri}: {error}; restore what is damaged from a copy"
                 ) from error
             try:
                 statements = database.extract_statements(query)
@@ -162,9 +159,9 @@ class RunReader:
                 raise UsageError(f"the query failed: {error}\n{_known_names(query)}") from error
 
 
-def open_run(run_folder: Path | str) -> RunReader:
-    """Open a run folder for reading; see :class:`RunReader`."""
-    return RunReader.open(run_folder)
+def open_run(run: Path | str) -> RunReader:
+    """Open a run for reading, by its folder or as ``LAKE#RUN_ID``; see :class:`RunReader`."""
+    return RunReader.open(run)
 
 
 def _named_tables(query: str) -> list[str]:
@@ -210,7 +207,7 @@ def _recorded(
     if table.paths:
         files = ", ".join(map(_text, table.paths))
         body = (
-            f"SELECT {_ORDER}, {_listed(columns)} FROM read_parquet([{files}]) "
+            f"SELECT {_ORDER}, {_listed(columns)} FROM read_parquet([{files}], hive_partitioning = false) "
             f"WHERE {SEGMENT_COLUMN} <= {watermark} UNION ALL {body}"
         )
     return body
@@ -219,9 +216,9 @@ def _recorded(
 def _with_ledger(
     database: duckdb.DuckDBPyConnection, body: str, unlogged: pa.Table, columns: Sequence[str]
 ) -> str:
-    places = pa.array(np.arange(unlogged.num_rows))
+    numbers = pa.array(np.arange(unlogged.num_rows))
     last = pa.array(np.full(unlogged.num_rows, _LAST))
-    ordered = unlogged.append_column(SEGMENT_COLUMN, last).append_column(ROW_COLUMN, places)
+    ordered = unlogged.append_column(SEGMENT_COLUMN, last).append_column(ROW_COLUMN, numbers)
     database.register("ledger_attempts", ordered)
     return (
         f"WITH ended AS ({body}) FROM ended UNION ALL SELECT {_ORDER}, {_listed(columns)} FROM ledger_attempts "

@@ -24,6 +24,7 @@ from hotpot.experience.ledger import read_not_logged
 from hotpot.experience.order import row_numbers
 from hotpot.experience.schema import SCHEMAS, to_table
 from hotpot.experience.wal import LogSegment, last_written, read_segment, segment_numbers, segment_path
+from hotpot.types import AttemptRow
 
 LOOK_AGAIN_S = 30.0
 """Longest time spent on looking again because the archive was faster."""
@@ -48,11 +49,20 @@ class Snapshot:
     unlogged: pa.Table
 
 
-def take_snapshot(run_folder: Path, run_id: str, lake: Lake, tables: Iterable[str]) -> Snapshot:
-    """Return a snapshot of ``tables``. Raises :class:`StoreError` where log or lake can't be read."""
+def take_snapshot(run_folder: Path | None, run_id: str, lake: Lake, tables: Iterable[str]) -> Snapshot:
+    """Return a snapshot of ``tables``; without a run folder, of what the lake alone holds.
+
+    Raises :class:`StoreError` where log or lake can't be read.
+    """
     wanted = tuple(tables)
-    unlogged = read_not_logged(run_folder / "control.sqlite", run_id) if "attempts" in wanted else []
-    watermark, waiting = _tail(run_folder / "wal", lake)
+    unlogged: list[AttemptRow] = []
+    waiting: list[LogSegment] = []
+    if run_folder is None:
+        watermark = lake.watermark()
+    else:
+        if "attempts" in wanted:
+            unlogged = read_not_logged(run_folder / "control.sqlite", run_id)
+        watermark, waiting = _tail(run_folder / "wal", lake)
     segments = [(segment, row_numbers(segment.frames)) for segment in waiting]
     found: dict[str, TableSnapshot] = {}
     for name in wanted:
@@ -91,14 +101,14 @@ def _read_above(log_folder: Path, watermark: int) -> list[LogSegment] | None:
 
 def _table_tail(name: str, segments: list[tuple[LogSegment, dict[str, NDArray[np.int64]]]]) -> pa.Table:
     pieces = [SCHEMAS[name].empty_table()]
-    numbers, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for segment, order in segments:
+    of_segment, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for segment, by_table in segments:
         tables = [table for frame in segment.frames if (table := frame.table(name)) is not None]
         pieces += [pa.Table.from_arrays(table.columns, schema=SCHEMAS[name]) for table in tables]
-        if name in order:
-            numbers.append(np.full(len(order[name]), segment.number))
-            rows.append(order[name])
+        if name in by_table:
+            of_segment.append(np.full(len(by_table[name]), segment.number))
+            numbers.append(by_table[name])
     tail = pa.concat_tables(pieces)
-    return tail.append_column(SEGMENT_COLUMN, pa.array(np.concatenate(numbers))).append_column(
-        ROW_COLUMN, pa.array(np.concatenate(rows))
+    return tail.append_column(SEGMENT_COLUMN, pa.array(np.concatenate(of_segment))).append_column(
+        ROW_COLUMN, pa.array(np.concatenate(numbers))
     )

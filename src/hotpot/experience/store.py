@@ -38,14 +38,17 @@ from hotpot.experience.ledger import Ledger
 from hotpot.experience.manifest import (
     MANIFEST_DRAFT,
     MANIFEST_NAME,
+    Manifest,
     collect_manifest,
     read_manifest,
     write_manifest,
 )
 from hotpot.experience.owner import OwnerLock
+from hotpot.experience.places import lake_location, publish_manifest
 from hotpot.experience.redact import Redactor
 from hotpot.experience.rules import Limits
 from hotpot.experience.schema import COLUMNS, group_rows, to_table
+from hotpot.experience.storage import LakeLocation
 from hotpot.experience.wal import segment_path, sync_folder
 from hotpot.timeline import Slice, Timeline
 from hotpot.types import (
@@ -106,6 +109,7 @@ class ExperienceStore:
         *,
         run_id: str,
         settings: StoreSection,
+        location: LakeLocation,
         limits: Limits,
         lock: OwnerLock,
         redactor: Redactor,
@@ -127,7 +131,7 @@ class ExperienceStore:
             run_folder / "control.sqlite", run_id, redact=lambda reason: redactor.redact(reason)[0]
         )
         try:
-            self._begin(run_folder / "wal", Lake(run_folder / "lake"))
+            self._begin(run_folder / "wal", Lake(location, writer=run_id))
         except BaseException:
             self.ledger.close(ended=False)
             raise
@@ -197,15 +201,21 @@ class ExperienceStore:
                 num_threads=num_threads,
                 run_folder=run_folder,
                 redactor=redactor,
+                lake=None if settings.lake is None else LakeLocation.of(settings.lake, settings.s3).uri,
+                s3=settings.s3.model_dump() if str(settings.lake).startswith("s3://") else None,
             )
         lock = OwnerLock(run_folder)
         try:
             if resume:
-                _check_manifest(run_folder, run_id)
+                manifest = _checked_manifest(run_folder, run_id, settings)
             else:
                 write_manifest(run_folder, manifest)
-            for name in ("wal", "lake", "checkpoints", "logs"):
-                (run_folder / name).mkdir(exist_ok=True)
+            location = _location(run_folder, settings)
+            for folder in (run_folder / "wal", run_folder / "checkpoints", run_folder / "logs"):
+                folder.mkdir(exist_ok=True)
+            if location.is_local:
+                location.folder.mkdir(parents=True, exist_ok=True)
+            publish_manifest(location, manifest)
             sync_folder(run_folder)
             sync_folder(run_folder.parent)
             limits = Limits(run_id=run_id, vocabulary_size=vocabulary_size)
@@ -213,6 +223,7 @@ class ExperienceStore:
                 run_folder,
                 run_id=run_id,
                 settings=settings,
+                location=location,
                 limits=limits,
                 lock=lock,
                 redactor=redactor,
@@ -426,7 +437,11 @@ def _prepare_folder(run_folder: Path, *, resume: bool) -> None:
         )
 
 
-def _check_manifest(run_folder: Path, run_id: str) -> None:
+def _location(run_folder: Path, settings: StoreSection) -> LakeLocation:
+    return LakeLocation.of(settings.lake or run_folder / "lake", settings.s3)
+
+
+def _checked_manifest(run_folder: Path, run_id: str, settings: StoreSection) -> Manifest:
     manifest = read_manifest(run_folder)
     if manifest.run_id != run_id:
         raise RunFolderError(
@@ -437,3 +452,9 @@ def _check_manifest(run_folder: Path, run_id: str) -> None:
             f"{run_folder} keeps schema version {manifest.schema_version}, this release writes {SCHEMA_VERSION}; "
             "resume it with the release that began it"
         )
+    known, wanted = lake_location(run_folder, manifest), _location(run_folder, settings)
+    if known.uri != wanted.uri:
+        raise RunFolderError(
+            f"the lake of {run_folder} lies at {known.uri}, store.lake says {wanted.uri}; resume with the run's own recipe"
+        )
+    return manifest

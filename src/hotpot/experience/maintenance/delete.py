@@ -18,6 +18,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties
 
@@ -114,7 +115,7 @@ def _rows_of(lake: Lake, table: str, column: str, trajectory_id: str) -> dict[in
     if folder is None or not files:
         return {}
     rows = read_columns(folder, files, [column, SEGMENT_COLUMN])
-    own = rows.filter(pc.equal(rows.column(column), trajectory_id))
+    own = rows.filter(pc.equal(rows.column(column), pa.scalar(trajectory_id)))
     counted = own.group_by(SEGMENT_COLUMN).aggregate([([], "count_all")]).to_pylist()
     return {one[SEGMENT_COLUMN]: one["count_all"] for one in counted}
 

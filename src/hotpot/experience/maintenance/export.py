@@ -148,7 +148,7 @@ def _table_entry(reader: RunReader, name: str) -> dict[str, Any]:
 def _copy_table(moment: RunReader, name: str, folder: Path) -> Copied:
     folder.mkdir(parents=True)
     rows = 0
-    paths = []
+    paths: list[Path] = []
     for piece in (*pieces(moment, name, rows=ROWS_A_FILE), None):
         if piece is None and paths:
             break

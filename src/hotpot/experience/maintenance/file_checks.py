@@ -165,7 +165,7 @@ def _check_rows(
     numbers: Any = pc.value_counts(rows.column(SEGMENT_COLUMN))
     facts.rows[folder.table] = Counter({one["values"]: one["counts"] for one in numbers.to_pylist()})
     places = rows.group_by([SEGMENT_COLUMN, ROW_COLUMN]).aggregate([([], "count_all")])
-    twice = places.filter(pc.greater(places.column("count_all"), 1))
+    twice = places.filter(pc.greater(places.column("count_all"), pa.scalar(1)))
     yield from capped(
         "row_twice",
         folder.table,

@@ -6,6 +6,7 @@ Owns the rules as SQL, one each; a rule's query returns a line of text for each 
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -197,7 +198,8 @@ def check_records(
             continue
         params = {"deleted": list(deleted)} if "$deleted" in rule.query else None
         table = reader.sql(rule.query.replace("$deleted", "$deleted::VARCHAR[]"), params)
-        yield from capped(rule.name, rule.table, sorted(table.column(0).to_pylist()))
+        details: list[Any] = table.column(0).to_pylist()
+        yield from capped(rule.name, rule.table, sorted(details))
     if deep and "steps" not in damaged:
         yield from capped("prefix_hash", "steps", _broken_chains(reader))
 

@@ -58,7 +58,7 @@ def _holds(folder: TableFolder, path: str, column: str, value: str) -> bool:
             ids = parquet.read(columns=[column]).column(0)
     except (OSError, pa.ArrowException):
         return True
-    return bool(pc.any(pc.equal(ids, value)).as_py())
+    return bool(pc.any(pc.equal(ids, pa.scalar(value))).as_py())
 
 
 def _blanked(folder: TableFolder, there: set[str]) -> Iterator[tuple[str, bytes]]:

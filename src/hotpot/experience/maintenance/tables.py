@@ -70,7 +70,8 @@ class TableFolder:
         """Whether a file of ``size`` bytes ends so; one that went away meanwhile does."""
         try:
             with self._filesystem.open_input_file(f"{self.root}/{path}") as file:
-                return bytes(file.read_at(len(ending), max(0, size - len(ending)))) == ending
+                file.seek(max(0, size - len(ending)))
+                return bytes(file.read()) == ending
         except FileNotFoundError:
             return True
 

@@ -9,6 +9,7 @@ Safe to kill at any moment and to repeat: nothing that is removed is of use to a
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from hotpot.errors import UsageError
 from hotpot.experience.crashpoints import reach
@@ -88,24 +89,25 @@ def _vacuum_table(
     handle, folder = lake.open_table(table), folder_of(lake, table)
     if handle is None or folder is None:
         return None
-    keywords = {
-        "retention_hours": retention_hours,
-        "enforce_retention_duration": False,
-        "full": True,
-        "keep_versions": list(kept),
-    }
-    files = handle.vacuum(dry_run=True, **keywords)
+    run = partial(
+        handle.vacuum,
+        retention_hours=retention_hours,
+        enforce_retention_duration=False,
+        full=True,
+        keep_versions=list(kept),
+    )
     sizes = folder.listing(all_runs=True)
+    files = [path for path in run(dry_run=True) if path in sizes]  # Delta names those that went before, too
     report = Vacuumed(
         table=table,
         files=tuple(files),
-        num_bytes=sum(sizes.get(path, 0) for path in files),
+        num_bytes=sum(sizes[path] for path in files),
         kept_versions=kept,
     )
     if files and not dry_run:
         # What stands in for the old files must be on the device before they go.
         lake.sync(table)
         reach("vacuum_before")
-        handle.vacuum(dry_run=False, **keywords)
+        run(dry_run=False)
         reach("vacuum_after")
     return report

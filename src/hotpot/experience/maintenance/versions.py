@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from hotpot.experience.lake import RUN_COLUMN, SEGMENT_COLUMN, Lake
@@ -78,8 +77,9 @@ def _updates(lake: Lake) -> list[tuple[int, int]]:
     if folder is None or not files:
         return []
     rows = read_columns(folder, files, ["update", SEGMENT_COLUMN])
-    whole = rows.filter(pc.less_equal(rows.column(SEGMENT_COLUMN), lake.watermark()))
-    return sorted(zip(whole["update"].to_pylist(), whole[SEGMENT_COLUMN].to_pylist(), strict=True))
+    watermark = lake.watermark()
+    pairs: list[dict[str, Any]] = rows.to_pylist()
+    return sorted((row["update"], row[SEGMENT_COLUMN]) for row in pairs if row[SEGMENT_COLUMN] <= watermark)
 
 
 def _commits(handle: DeltaTable) -> list[tuple[int, str | None, int | None]]:

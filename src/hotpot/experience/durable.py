@@ -1,0 +1,44 @@
+"""Waiting until files of a local lake are on the device, each file once.
+
+Owns what was waited for already. Knows no table format but that files are written once under a name of their own, all
+but the pointer to the last checkpoint.
+"""
+
+import os
+from pathlib import Path
+
+from hotpot.experience.wal import sync_folder
+
+_REWRITTEN = "_last_checkpoint"
+
+
+class FolderSync:
+    """Makes folders durable; remembers which files are."""
+
+    def __init__(self) -> None:
+        self._synced: set[str] = set()
+
+    def sync(self, folder: Path) -> None:
+        """Wait until every file right in ``folder`` that is new since the last call is on the device, and its entry.
+
+        Does nothing where there is no such folder. Raises OSError.
+        """
+        try:
+            found = os.scandir(folder)
+        except FileNotFoundError:
+            return
+        with found:
+            new = [
+                entry.path
+                for entry in found
+                if (entry.path not in self._synced or entry.name == _REWRITTEN) and entry.is_file()
+            ]
+        for path in new:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        if new:
+            sync_folder(folder)
+        self._synced.update(new)

@@ -1,0 +1,123 @@
+"""From what a user names (a run folder, or a lake and a run in it) to where a run's manifest, log and lake lie.
+
+Owns the copy of a run's manifest in its lake, ``_runs/RUN_ID.json``: with it a lake can be read on a machine that has no
+run folder. Knows no table. Invariant: what is found by the run folder has log and ledger, what is found by the lake
+alone has neither.
+"""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyarrow import fs
+
+from hotpot.config import S3Section
+from hotpot.errors import RunFolderError, StoreError
+from hotpot.experience.manifest import MANIFEST_NAME, Manifest, manifest_text, parse_manifest, read_manifest
+from hotpot.experience.storage import LakeLocation
+from hotpot.experience.wal import sync_folder
+
+RUNS_FOLDER = "_runs"
+"""Folder of a lake that holds the manifests of the runs in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlace:
+    """Where a run lies. ``run_folder`` is None where only the lake is here: what was archived, not the log's tail."""
+
+    run_folder: Path | None
+    manifest: Manifest
+    location: LakeLocation
+
+
+def find_run(run: Path | str) -> RunPlace:
+    """Return where a run lies: ``run`` is its folder, or ``LAKE#RUN_ID`` (``LAKE`` alone where it holds one run).
+
+    ``LAKE`` is a folder or ``s3://bucket/prefix``; S3 settings of a lake named so come from the environment. Raises
+    :class:`RunFolderError` where there is no such run, and :class:`StoreError` where the storage does not answer.
+    """
+    text = str(run)
+    folder = Path(text)
+    if (folder / MANIFEST_NAME).is_file():
+        manifest = read_manifest(folder)
+        return RunPlace(run_folder=folder, manifest=manifest, location=lake_location(folder, manifest))
+    place, _, run_id = text.partition("#")
+    if place.startswith("s3://") or (Path(place) / RUNS_FOLDER).is_dir():
+        location = LakeLocation.of(place)
+        return RunPlace(run_folder=None, manifest=_archived_manifest(location, run_id), location=location)
+    if not folder.is_dir():
+        raise RunFolderError(f"run folder {folder} does not exist; `hotpot runs` lists those there are")
+    return RunPlace(run_folder=folder, manifest=read_manifest(folder), location=LakeLocation.of(folder))
+
+
+def lake_location(run_folder: Path, manifest: Manifest) -> LakeLocation:
+    """Return where the lake of a run lies, as its manifest says: by default in its folder, wherever that is now."""
+    if manifest.lake is None:
+        return LakeLocation.of(run_folder / "lake")
+    return LakeLocation.of(manifest.lake, S3Section.model_validate(manifest.s3))
+
+
+def publish_manifest(location: LakeLocation, manifest: Manifest) -> None:
+    """Put a copy of the manifest into the lake, unless it is there. Raises :class:`StoreError` where it can't."""
+    files, base = location.filesystem()
+    path = f"{base}/{RUNS_FOLDER}/{manifest.run_id}.json"
+    try:
+        if files.get_file_info(path).type == fs.FileType.File:
+            return
+        if location.is_local:
+            _write_durably(Path(path), manifest_text(manifest))
+            return
+        with files.open_output_stream(path) as stream:
+            stream.write(manifest_text(manifest).encode())
+    except OSError as error:
+        raise StoreError(f"can't write {path} of lake {location.uri}: {error}; check the storage") from error
+
+
+def _write_durably(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    sync_folder(path.parent)
+    sync_folder(path.parent.parent)
+
+
+def _archived_manifest(location: LakeLocation, run_id: str) -> Manifest:
+    files, base = location.filesystem()
+    folder = f"{base}/{RUNS_FOLDER}"
+    try:
+        if not run_id:
+            run_id = _only_run(files, folder, location)
+        with files.open_input_stream(f"{folder}/{run_id}.json") as stream:
+            text = stream.read()
+    except FileNotFoundError as error:
+        raise RunFolderError(
+            f"lake {location.uri} holds no run {run_id!r}; it holds {_runs_in(files, folder) or 'none'}"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"can't read lake {location.uri}: {error}; check the storage, try again") from error
+    return parse_manifest(text.decode(), f"{location.uri}/{RUNS_FOLDER}/{run_id}.json")
+
+
+def _only_run(files: fs.FileSystem, folder: str, location: LakeLocation) -> str:
+    found = _runs_in(files, folder)
+    if len(found) != 1:
+        raise RunFolderError(
+            f"lake {location.uri} holds {len(found)} runs; name one as {location.uri}#RUN_ID: {', '.join(found[:20])}"
+        )
+    return found[0]
+
+
+def _runs_in(files: fs.FileSystem, folder: str) -> list[str]:
+    selector = fs.FileSelector(folder, allow_not_found=True)
+    names = [info.base_name for info in files.get_file_info(selector) if info.type == fs.FileType.File]
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
