@@ -1,13 +1,16 @@
 """A run for other programs to read: several segments, a compaction in their midst, and a half-finished segment on top."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from hotpot.config import StoreSection
 from hotpot.experience import ExperienceStore, RunReader
+from hotpot.experience.maintenance import compact, write_export
 from hotpot.experience.schema import to_table
 from hotpot.testing.records import make_group, make_leases, make_trajectory
 
@@ -28,11 +31,16 @@ class Written:
 
     folder: Path
     watermark: int
+    manifest: dict[str, Any] = field(repr=False)
     expected: dict[str, pa.Table] = field(repr=False)
 
     @property
     def lake(self) -> Path:
         return self.folder / "lake"
+
+    def files(self, name: str) -> list[str]:
+        """The exact files of a table, as exported."""
+        return [file["path"] for file in self.manifest["tables"][name]["files"]]
 
 
 def write(folder: Path) -> Written:
@@ -45,24 +53,16 @@ def write(folder: Path) -> Written:
             assert len(store.append(group).accepted) == len(group)
             store.flush()
             if issue == COMPACTED_AFTER:
-                compact(folder)
+                reports = {report.table: report for report in compact(RunReader.open(folder))}
+                assert all(reports[name].files_after < reports[name].files_before for name in TABLES)
     reader = RunReader.open(folder)
     expected = {name: in_order(name, reader.table(name, COLUMNS[name])) for name in TABLES}
     watermark = reader.lake.watermark()
     unfinished = make_trajectory(run_id=RUN_ID, issue=99)
     rows = to_table("steps", unfinished.steps)
     reader.lake.commit("steps", watermark + 1, rows, np.arange(rows.num_rows))
-    return Written(folder=folder, watermark=watermark, expected=expected)
-
-
-def compact(folder: Path) -> None:
-    lake = RunReader.open(folder).lake
-    for name in TABLES:
-        table = lake.open_table(name)
-        assert table is not None
-        before = len(table.file_uris())
-        table.optimize.compact()
-        assert len(table.file_uris()) < before
+    manifest = json.loads(write_export(reader).read_text())
+    return Written(folder=folder, watermark=watermark, manifest=manifest, expected=expected)
 
 
 def in_order(name: str, table: pa.Table) -> pa.Table:

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 from interop_run import Written
 
-from hotpot.experience import RunReader
-from hotpot.experience.maintenance import write_export
-
 PAGE = Path(__file__).parents[2] / "docs" / "other-readers.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
@@ -32,7 +29,6 @@ def run_blocks(*marks: str) -> dict[str, Any]:
 
 
 def test_on_a_local_folder(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_export(RunReader.open(written.folder))
     monkeypatch.chdir(written.folder.parents[1])
     names = run_blocks("python", "python3")
     expected = written.expected["steps"]

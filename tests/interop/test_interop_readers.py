@@ -8,14 +8,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable
 from interop_run import COLUMNS, TABLES, Written, in_order
 
+from hotpot.experience import RunReader
+from hotpot.experience.maintenance import copy_run
+
 pytestmark = pytest.mark.slow
-
-
-def exact_files(lake: Path, name: str) -> list[str]:
-    return list(DeltaTable(str(lake / name)).file_uris())
 
 
 def assert_same(name: str, found: pa.Table, expected: pa.Table) -> None:
@@ -52,7 +50,7 @@ def test_polars_reads_a_compacted_table_through_its_delta_reader(written: Writte
 @pytest.mark.parametrize("name", TABLES)
 def test_duckdb_reads_a_compacted_table_over_its_exact_files(written: Written, name: str) -> None:
     expected = written.expected[name]
-    source = duckdb.read_parquet(exact_files(written.lake, name)).filter(f"_segment <= {written.watermark}")
+    source = duckdb.read_parquet(written.files(name)).filter(written.manifest["where"])
     assert source.aggregate("sum(reward), count(*)").fetchall() == [(reward_sum(expected), expected.num_rows)]
     assert_same(name, source.select(*COLUMNS[name]).to_arrow_table(), expected)
 
@@ -63,7 +61,7 @@ def test_dask_reads_a_compacted_table_over_its_exact_files(written: Written, nam
     import dask.dataframe as dd
 
     expected = written.expected[name]
-    frame = dd.read_parquet(exact_files(written.lake, name), dtype_backend="pyarrow")
+    frame = dd.read_parquet(written.files(name), dtype_backend="pyarrow")
     frame = frame[frame["_segment"] <= written.watermark]
     assert (frame["reward"].sum().compute(), len(frame)) == (reward_sum(expected), expected.num_rows)
     found = pa.Table.from_pandas(frame[COLUMNS[name]].compute(), preserve_index=False)
@@ -96,20 +94,27 @@ def test_spark_reads_a_compacted_table_over_its_exact_files(written: Written, na
     from pyspark.sql import functions
 
     expected = written.expected[name]
-    frame = spark.read.parquet(*exact_files(written.lake, name))
-    frame = frame.where(functions.col("_segment") <= written.watermark)
+    frame = spark.read.parquet(*written.files(name))
+    frame = frame.where(written.manifest["where"])
     total = frame.agg(functions.sum("reward"), functions.count("*")).first()
     assert tuple(total) == (reward_sum(expected), expected.num_rows)
     assert_same(name, frame.select(*COLUMNS[name]).toArrow(), expected)
 
 
+def test_a_copy_needs_nothing_but_a_glob(written: Written, tmp_path: Path) -> None:
+    copy_run(RunReader.open(written.folder), tmp_path / "copy")
+    for name, expected in written.expected.items():
+        found = duckdb.read_parquet(str(tmp_path / "copy" / name / "*.parquet")).to_arrow_table()
+        assert_same(name, found, expected)
+
+
 def test_a_raw_glob_after_a_compaction_counts_rows_twice(written: Written) -> None:
     raw = duckdb.read_parquet(str(written.lake / "steps" / "**" / "*.parquet"))
-    ((seen,),) = raw.filter(f"_segment <= {written.watermark}").aggregate("count(*)").fetchall()
+    ((seen,),) = raw.filter(written.manifest["where"]).aggregate("count(*)").fetchall()
     exact = written.expected["steps"].num_rows
     assert exact < seen <= 2 * exact
 
 
 def test_without_the_watermark_a_half_finished_segment_shows(written: Written) -> None:
-    rows = duckdb.read_parquet(exact_files(written.lake, "steps")).aggregate("count(*)").fetchall()
+    rows = duckdb.read_parquet(written.files("steps")).aggregate("count(*)").fetchall()
     assert rows == [(written.expected["steps"].num_rows + 2,)]
