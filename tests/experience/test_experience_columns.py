@@ -97,6 +97,33 @@ def test_any_layout_of_files_gives_recorded_order_up_to_the_watermark(
     assert found["reward"].to_pylist() == sorted(seen)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    order=st.permutations(range(6)),
+    overlap=st.booleans(),
+    rows=st.integers(1, 200),
+)
+def test_stretches_in_any_order_in_one_file(
+    order: list[int], overlap: bool, rows: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("files") / "compacted.parquet"
+    # Without overlap a stretch is a segment; with it, two stretches share a segment, row by row.
+    places = [
+        (part // 2, 2 * row + part % 2) if overlap else (part, row) for part in order for row in range(rows)
+    ]
+    columns = {
+        SEGMENT_COLUMN: [segment for segment, _ in places],
+        ROW_COLUMN: [row for _, row in places],
+        "reward": [segment * 1e6 + row for segment, row in places],
+    }
+    table = pa.table(columns)
+    pq.write_table(table, path)
+    snapshot = TableSnapshot(paths=(str(path),), tail=table.schema.empty_table())
+    found = read_columns(snapshot, 10, pa.schema([SCHEMAS["steps"].field("reward")]))
+    assert found is not None
+    assert found["reward"].to_pylist() == sorted(table["reward"].to_pylist())
+
+
 def test_what_only_sql_can_answer_is_left_to_it(store: ExperienceStore) -> None:
     add_round(store, 0)
     store.close()

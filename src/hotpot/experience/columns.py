@@ -16,6 +16,9 @@ import pyarrow.parquet as pq
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN
 from hotpot.experience.snapshot import TableSnapshot
 
+_LEAST_STRETCH = 64
+"""Rows that a stretch in order has on average, or rows are sorted one by one."""
+
 
 def read_columns(table: TableSnapshot, watermark: int, schema: pa.Schema) -> pa.Table | None:
     """Return the columns of ``schema`` from lake and log, in recorded order, without a copy where files are in order.
@@ -71,6 +74,18 @@ def _in_order(pieces: Sequence[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(pieces)
     segments, numbers = (rows.column(place).to_numpy() for place in (0, 1))
     step = np.diff(segments)
-    if bool(((step > 0) | ((step == 0) & (np.diff(numbers) >= 0))).all()):
+    breaks = np.flatnonzero((step < 0) | ((step == 0) & (np.diff(numbers) < 0))) + 1
+    if not len(breaks):
         return rows
-    return rows.take(np.lexsort((numbers, segments)))
+    # A compaction puts whole files together, in any order: stretches that are in order, to be put in order.
+    begins, ends = np.append(0, breaks), np.append(breaks, rows.num_rows)
+    order = np.lexsort((numbers[begins], segments[begins]))
+    begins, ends = begins[order], ends[order]
+    last, following = ends[:-1] - 1, begins[1:]
+    step = segments[following] - segments[last]
+    if len(breaks) * _LEAST_STRETCH > rows.num_rows or bool(
+        ((step < 0) | ((step == 0) & (numbers[following] < numbers[last]))).any()
+    ):
+        return rows.take(np.lexsort((numbers, segments)))
+    stretches = zip(begins.tolist(), (ends - begins).tolist(), strict=True)
+    return pa.concat_tables([rows.slice(begin, length) for begin, length in stretches])
