@@ -3,7 +3,7 @@
 Owns the way from recorded trajectories to new ones that pass the gate. A replica keeps the steps, tools, stages, endings
 and versions of a recorded episode. Its tokens are joined from several recorded episodes, so that a trajectory has about
 :data:`TOKENS_PER_TRAJECTORY`; a quarter of them is drawn anew, lengths vary, log-probabilities and rewards move in every
-bit of the mantissa, times and ids are its own. Everything is a pure function of the recording, the seed and the
+bit of the mantissa, every step carries a reward, times and ids are its own. Everything is a pure function of the recording, the seed and the
 replica's number, and is made when it is asked for: nothing but the recording stays in memory.
 """
 
@@ -104,7 +104,9 @@ class Load:
             context += len(prompt)
             chain = prefix_hash(prompt, extends=chain)
             times = _times(step, clock, random)
-            rewards = tuple(value + float(random.normal(0.0, 0.01)) for value in step.reward_values)
+            names = step.reward_names or base.row.reward_names[:1]
+            noise = random.normal(0.0, 0.01, len(names)).tolist()
+            rewards = tuple(map(sum, zip(step.reward_values or (0.0,) * len(names), noise, strict=True)))
             steps.append(
                 replace(
                     step,
@@ -120,6 +122,7 @@ class Load:
                     prefix_hash=chain,
                     reused_tokens=context - len(prompt),
                     reward=math.fsum(rewards),
+                    reward_names=names,
                     reward_values=rewards,
                     policy_checksum=sha256_hex(str(version))[:32],
                     span_policy_version=(version,),

@@ -16,6 +16,9 @@ import pyarrow.parquet as pq
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN
 from hotpot.experience.snapshot import TableSnapshot
 
+_ROW_BITS = 32
+"""Bits of a row's number in its segment; what is above them numbers the segment."""
+
 _LEAST_STRETCH = 64
 """Rows that a stretch in order has on average, or rows are sorted one by one."""
 
@@ -72,20 +75,17 @@ def _segments(metadata: pq.FileMetaData) -> tuple[int | None, int | None]:
 
 def _in_order(pieces: Sequence[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(pieces)
-    segments, numbers = (rows.column(place).to_numpy() for place in (0, 1))
-    step = np.diff(segments)
-    breaks = np.flatnonzero((step < 0) | ((step == 0) & (np.diff(numbers) < 0))) + 1
+    # One number for the place in the record: the segment above, the row in it below.
+    places = (rows.column(0).to_numpy() << _ROW_BITS) | rows.column(1).to_numpy()
+    breaks = np.flatnonzero(places[1:] < places[:-1]) + 1
     if not len(breaks):
         return rows
     # A compaction puts whole files together, in any order: stretches that are in order, to be put in order.
-    begins, ends = np.append(0, breaks), np.append(breaks, rows.num_rows)
-    order = np.lexsort((numbers[begins], segments[begins]))
+    begins, ends = np.append(0, breaks), np.append(breaks, len(places))
+    order = np.argsort(places[begins])
     begins, ends = begins[order], ends[order]
-    last, following = ends[:-1] - 1, begins[1:]
-    step = segments[following] - segments[last]
-    if len(breaks) * _LEAST_STRETCH > rows.num_rows or bool(
-        ((step < 0) | ((step == 0) & (numbers[following] < numbers[last]))).any()
-    ):
-        return rows.take(np.lexsort((numbers, segments)))
+    overlap = (places[begins[1:]] < places[ends[:-1] - 1]).any()
+    if overlap or len(breaks) * _LEAST_STRETCH > len(places):
+        return rows.take(np.argsort(places, kind="stable"))
     stretches = zip(begins.tolist(), (ends - begins).tolist(), strict=True)
     return pa.concat_tables([rows.slice(begin, length) for begin, length in stretches])
