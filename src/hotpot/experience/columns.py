@@ -76,11 +76,13 @@ def _segments(metadata: pq.FileMetaData) -> tuple[int | None, int | None]:
 def _in_order(pieces: Sequence[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(pieces)
     # One number for the place in the record: the segment above, the row in it below.
-    places = (rows.column(0).to_numpy() << _ROW_BITS) | rows.column(1).to_numpy()
-    breaks = np.flatnonzero(places[1:] < places[:-1]) + 1
-    if not len(breaks):
+    segments = rows.column(0).to_numpy()
+    places = (segments << _ROW_BITS) | rows.column(1).to_numpy()
+    falls = places[1:] < places[:-1]
+    if not falls.any():
         return rows
-    # A compaction puts whole files together, in any order: stretches that are in order, to be put in order.
+    # A compaction puts whole files together, in any order: a segment is a stretch in order, and stretches are arranged.
+    breaks = np.flatnonzero(falls | (segments[1:] != segments[:-1])) + 1
     begins, ends = np.append(0, breaks), np.append(breaks, len(places))
     order = np.argsort(places[begins])
     begins, ends = begins[order], ends[order]
