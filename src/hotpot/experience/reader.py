@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotpot.errors import RunFolderError, StoreError, UsageError
-from hotpot.experience.columns import read_columns
+from hotpot.experience.columns import Arrangement, read_columns
 from hotpot.experience.lake import LAKE_ERRORS, ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.moments import Cut, cut_at
 from hotpot.experience.places import RunPlace, find_run
@@ -43,6 +43,7 @@ class RunReader:
         self.lake = Lake(place.location, writer=place.manifest.run_id)
         self._fixed: Snapshot | None = None
         self._cut: Cut | None = None
+        self._arrangements: dict[str, Arrangement] = {}
 
     @classmethod
     def open(cls, run: Path | str) -> Self:
@@ -131,11 +132,17 @@ class RunReader:
     def _columns(self, name: str, schema: pa.Schema) -> pa.Table | None:
         snapshot = self._snapshot([name])
         try:
-            return read_columns(snapshot.tables[name], snapshot.watermark, schema)
+            found = read_columns(
+                snapshot.tables[name], snapshot.watermark, schema, self._arrangements.get(name)
+            )
         except LAKE_ERRORS as error:
             raise StoreError(
                 f"can't read the lake in {self.lake.location.uri}: {error}; restore what is damaged from a copy"
             ) from error
+        if found is None:
+            return None
+        table, self._arrangements[name] = found
+        return table
 
     def _snapshot(self, tables: Collection[str]) -> Snapshot:
         return self._fixed or take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
