@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from hotpot.experience.replay.block import Block
-from hotpot.experience.replay.flat import FlatColumns
+from hotpot.experience.replay.flat import FlatBlock
 
 _TRAILER = struct.Struct("<8sQQQ")
 _MAGIC = b"hotpot-1"
@@ -30,7 +30,7 @@ class BlockCache:
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._open: dict[str, FlatColumns] = {}
+        self._open: dict[str, FlatBlock] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):
             left.unlink(missing_ok=True)
@@ -43,7 +43,7 @@ class BlockCache:
         """Bytes of the files."""
         return sum(self._sizes.values())
 
-    def get(self, name: str) -> FlatColumns | None:
+    def get(self, name: str) -> FlatBlock | None:
         """Return a block, or None where it is missing or damaged. The first look at a file verifies its checksum."""
         path = self._path(name)
         if not path.exists():
@@ -61,12 +61,12 @@ class BlockCache:
         self._sizes[name] = self._sizes.pop(name, path.stat().st_size)
         return found
 
-    def put(self, name: str, block: Block) -> FlatColumns:
+    def put(self, name: str, block: Block) -> FlatBlock:
         """Keep a block, and return it as :meth:`get` would. What was used longest ago makes room."""
-        columns = FlatColumns(block)
-        data = _encoded(block)
+        flat = FlatBlock.of(block)
+        data = _encoded(flat.block)
         if sum(map(len, data)) > self._max_bytes:
-            return columns
+            return flat
         self._evict(sum(map(len, data)))
         self._folder.mkdir(parents=True, exist_ok=True)
         draft = self._path(name).with_suffix(".tmp")
@@ -76,7 +76,7 @@ class BlockCache:
         draft.replace(self._path(name))
         self._sizes[name] = sum(map(len, data))
         self._open.pop(name, None)
-        return self.get(name) or columns
+        return self.get(name) or flat
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_ENDING}"
@@ -121,7 +121,7 @@ def _stream(table: pa.Table) -> Any:
     return sink.getvalue()
 
 
-def _read(path: Path) -> FlatColumns | None:
+def _read(path: Path) -> FlatBlock | None:
     with contextlib.suppress(FileNotFoundError), pa.memory_map(str(path)) as file:
         data: Any = file.read_buffer()
         if len(data) < _TRAILER.size:
@@ -134,5 +134,5 @@ def _read(path: Path) -> FlatColumns | None:
             pa.ipc.open_stream(data.slice(begin, size)).read_all()
             for begin, size in ((0, steps), (steps, rows))
         ]
-        return FlatColumns(Block(rows=tables[1], steps=tables[0]))
+        return FlatBlock(Block(rows=tables[1], steps=tables[0]))
     return None

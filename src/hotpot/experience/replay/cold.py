@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 
 from hotpot.experience.reader import RunReader
 from hotpot.experience.replay.cache import BlockCache
-from hotpot.experience.replay.flat import FlatBatch, FlatColumns, flatten
+from hotpot.experience.replay.flat import FlatBatch, FlatBlock, Part, flatten
 from hotpot.experience.replay.index import UNKNOWN_SEGMENT, Index
 from hotpot.experience.replay.record import read_block, read_blocks, read_segments
 from hotpot.types import SCHEMA_VERSION, Trajectory
 
 READ_TOKENS = 8_000_000
 """About the most tokens that are read from the lake at once (some 200 MB); a single log segment may have more."""
-
-_Part = tuple[FlatColumns, NDArray[np.int64], NDArray[np.int64]]
 
 
 class Cold:
@@ -35,8 +33,8 @@ class Cold:
     def trajectories(self, lines: NDArray[np.int64]) -> list[Trajectory | None]:
         """Return the trajectories of ``lines``, in their order; None where the record has one no more."""
         found: list[Trajectory | None] = [None] * len(lines)
-        for columns, places, at in self._parts(lines):
-            for place, trajectory in zip(at.tolist(), columns.block.trajectories(places), strict=True):
+        for block, places, at in self._parts(lines):
+            for place, trajectory in zip(at.tolist(), block.trajectories(places), strict=True):
                 found[place] = trajectory
         return found
 
@@ -46,10 +44,16 @@ class Cold:
         there = np.zeros(len(lines), np.bool_)
         for _, _, at in parts:
             there[at] = True
-        ranks = np.cumsum(there) - 1
-        return flatten([(columns, places, ranks[at]) for columns, places, at in parts]), lines[~there]
+        ranks, kept = np.cumsum(there) - 1, lines[there]
+        batch = flatten(
+            [(block, places, ranks[at]) for block, places, at in parts],
+            ids=self._index.ids[kept].tolist(),
+            groups=self._index.group_names(kept),
+            rewards=self._index.rewards[kept],
+        )
+        return batch, lines[~there]
 
-    def _parts(self, lines: NDArray[np.int64]) -> Iterator[_Part]:
+    def _parts(self, lines: NDArray[np.int64]) -> Iterator[Part]:
         """Yield, block by block, the places in it and the places in ``lines``."""
         segments = self._index.segments
         if (segments[lines] == UNKNOWN_SEGMENT).any():
@@ -65,7 +69,7 @@ class Cold:
             block = read_block(self._reader, self._index.ids[lines[rest]].tolist(), above=self._watermark)
             places = block.places_of(wanted[rest])
             if (places >= 0).any():
-                yield FlatColumns(block), places[places >= 0], rest[places >= 0]
+                yield FlatBlock.of(block), places[places >= 0], rest[places >= 0]
 
     def _locate(self) -> None:
         """Ask the record where the lines lie by now that were not in the lake yet."""
@@ -75,7 +79,7 @@ class Cold:
             self._index.segments[line] = segments.get(str(self._index.ids[line]), UNKNOWN_SEGMENT)
         self._watermark = watermark
 
-    def _blocks(self, segments: NDArray[np.int64]) -> Iterator[tuple[int, FlatColumns]]:
+    def _blocks(self, segments: NDArray[np.int64]) -> Iterator[tuple[int, FlatBlock]]:
         missing = []
         for segment in segments[segments != UNKNOWN_SEGMENT].tolist():
             found = self._cache.get(self._name(segment))

@@ -1,22 +1,29 @@
 """Many trajectories as a few flat arrays: the fast way from blocks to a learner.
 
-Owns :class:`FlatBatch` and its making. No Python loop goes over tokens or steps: each list column of each trajectory is
-one slice, one concatenation per column joins them, and the mask puts given and sampled tokens in their places.
+Owns :class:`FlatBatch`, and :class:`FlatBlock`, the form of a block that makes it cheap: given and sampled tokens of a
+step in one list, log-probabilities beside them (0 at given tokens). Then each column of each trajectory is one slice, one
+concatenation joins them, and no Python loop goes over tokens or steps.
 
-Invariant: the sequences of a flat batch equal those of :func:`hotpot.experience.sequences` bit for bit.
+Invariants: the sequences of a flat batch equal those of :func:`hotpot.experience.sequences` bit for bit; a flat block
+gives back the trajectories it was made of.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotpot.experience.replay.block import Block
+from hotpot.experience.schema import SCHEMAS
 from hotpot.experience.segments import TrainingSequence
+from hotpot.types import Trajectory
 
-_VALUES = ("prompt_tokens", "sampled_tokens", "behaviour_logprobs", "model_logprobs")
+_GIVEN, _SAMPLED = "prompt_tokens", "sampled_tokens"
+_LOGPROBS = ("behaviour_logprobs", "model_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,6 +48,8 @@ class FlatBatch:
 
     def sequences(self) -> list[TrainingSequence]:
         """Return one training sequence per segment of each trajectory, in order: views into the batch."""
+        if not len(self.tokens):
+            return []
         begins = np.concatenate([[True], self.segments[1:] != self.segments[:-1]])
         begins[self.offsets[:-1]] = True
         edges = np.append(np.flatnonzero(begins), len(self.tokens))
@@ -64,112 +73,145 @@ class FlatBatch:
         )
 
 
-class FlatColumns:
-    """The columns of one block that a learner reads, as NumPy views. Made once per block, then reused."""
+class FlatBlock:
+    """A block whose table ``steps`` has all tokens of a step in ``prompt_tokens``, and log-probabilities over all of them.
+
+    ``sampled_tokens`` is empty in it, and a column ``num_prompt`` more says how many tokens were given. Made by
+    :meth:`of`, or from tables in this form.
+    """
 
     def __init__(self, block: Block) -> None:
-        steps = block.steps
-        lists = {
-            name: _ragged(steps, name) for name in (*_VALUES, "span_policy_version", "span_policy_length")
-        }
-        bounds = block.step_bounds
-        self._values = {name: lists[name][0] for name in lists}
-        self._edges = {name: lists[name][1][bounds] for name in lists}
-        self._lengths = np.empty((steps.num_rows, 2), np.int64)
-        self._lengths[:, 0] = np.diff(lists["prompt_tokens"][1])
-        self._lengths[:, 1] = np.diff(lists["sampled_tokens"][1])
-        self._segments = _numbers(steps, "segment")
-        self._bounds = bounds
         self.block = block
 
+    @classmethod
+    def of(cls, block: Block) -> "FlatBlock":
+        """Return the flat form of a block."""
+        steps = block.steps
+        given, given_edges = _ragged(steps, _GIVEN)
+        sampled, sampled_edges = _ragged(steps, _SAMPLED)
+        edges = given_edges + sampled_edges
+        mask = _mask(np.diff(given_edges), np.diff(sampled_edges))
+        tokens = np.empty(len(mask), np.int32)
+        tokens[mask], tokens[~mask] = sampled, given
+        steps = _with_list(steps, _GIVEN, edges, tokens)
+        steps = _with_list(steps, _SAMPLED, np.zeros_like(edges), tokens[:0])
+        for name in _LOGPROBS:
+            values = np.zeros(len(mask), np.float32)
+            values[mask] = _ragged(block.steps, name)[0]
+            steps = _with_list(steps, name, edges, values)
+        return cls(Block(block.rows, steps.append_column("num_prompt", pa.array(np.diff(given_edges)))))
+
+    def trajectories(self, places: NDArray[np.int64]) -> list[Trajectory]:
+        """Return the trajectories at ``places``, in their order."""
+        part = self.block.take(places)
+        steps = part.steps
+        tokens, edges = _ragged(steps, _GIVEN)
+        num_prompt = _chunk(steps, "num_prompt").to_numpy()
+        num_sampled = np.diff(edges) - num_prompt
+        mask = _mask(num_prompt, num_sampled)
+        sampled_edges = _edges(num_sampled)
+        steps = _with_list(steps, _GIVEN, _edges(num_prompt), tokens[~mask])
+        steps = _with_list(steps, _SAMPLED, sampled_edges, tokens[mask])
+        for name in _LOGPROBS:
+            steps = _with_list(steps, name, sampled_edges, _ragged(part.steps, name)[0][mask])
+        restored = Block(part.rows, steps.drop_columns(["num_prompt"]))
+        return restored.trajectories(np.arange(len(places)))
+
     def slices(self, name: str, places: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Return the values of a list column, one view per trajectory of ``places``."""
-        values, edges = self._values[name], self._edges[name]
+        """Return tokens, log-probabilities, or what :meth:`_runs` made: one view per trajectory of ``places``."""
+        values, edges = self._columns[name]
         pairs = zip(edges[places].tolist(), edges[places + 1].tolist(), strict=True)
         return [values[begin:end] for begin, end in pairs]
 
-    def step_slices(self, places: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return per trajectory of ``places``: its steps' numbers of given and sampled tokens ``[s, 2]``, and segments."""
-        pairs = zip(self._bounds[places].tolist(), self._bounds[places + 1].tolist(), strict=True)
-        return [(self._lengths[begin:end], self._segments[begin:end]) for begin, end in pairs]
+    @cached_property
+    def _columns(self) -> dict[str, tuple[NDArray[Any], NDArray[np.int64]]]:
+        """Values of each column, and where those of each trajectory begin."""
+        bounds = self.block.step_bounds
+        lists = {name: _ragged(self.block.steps, name) for name in (_GIVEN, *_LOGPROBS)}
+        found = {name: (values, edges[bounds]) for name, (values, edges) in lists.items()}
+        steps = np.diff(lists[_GIVEN][1])
+        segments = _chunk(self.block.steps, "segment").to_numpy().astype(np.int32)
+        return {**found, "segment": (segments, bounds), "length": (steps, bounds), **self._runs(steps)}
+
+    def _runs(self, lengths: NDArray[np.int64]) -> dict[str, tuple[NDArray[Any], NDArray[np.int64]]]:
+        """Return runs of tokens with one policy version: per step a run of -1 over given tokens, then its spans."""
+        steps = self.block.steps
+        versions, edges = _ragged(steps, "span_policy_version")
+        spans, _ = _ragged(steps, "span_policy_length")
+        firsts = edges[:-1] + np.arange(len(lengths))
+        values = np.full(len(versions) + len(lengths), -1, np.int32)
+        sizes = np.zeros(len(values), np.int64)
+        sizes[firsts] = _chunk(steps, "num_prompt").to_numpy()
+        rest = np.ones(len(values), np.bool_)
+        rest[firsts] = False
+        values[rest], sizes[rest] = versions, spans
+        bounds = np.append(firsts, len(values))[self.block.step_bounds]
+        return {"run": (values, bounds), "run_length": (sizes, bounds)}
 
 
-def flatten(parts: Sequence[tuple[FlatColumns, NDArray[np.int64], NDArray[np.int64]]]) -> FlatBatch:
-    """Return the flat batch of ``parts``: columns, places in their block, and places in the batch, which all fill it."""
-    size = sum(len(places) for _, places, _ in parts)
-    joined = {
-        name: _joined([(columns.slices(name, places), at) for columns, places, at in parts], size)
-        for name in (*_VALUES, "span_policy_version", "span_policy_length")
-    }
-    steps = _placed([(columns.step_slices(places), at) for columns, places, at in parts], size)
-    lengths = np.concatenate([length for length, _ in steps]) if size else np.zeros((0, 2), np.int64)
-    step_segments = np.concatenate([segment for _, segment in steps]) if size else np.zeros(0, np.int64)
-    step_tokens = lengths.sum(axis=1)
-    ends = np.cumsum(step_tokens)
-    step_ends = np.cumsum([len(segment) for _, segment in steps], dtype=np.int64)
-    mask = np.repeat(np.tile([False, True], len(lengths)), lengths.ravel())
-    sampled = np.flatnonzero(mask)
-    tokens = np.empty(len(mask), np.int32)
-    tokens[np.flatnonzero(~mask)] = joined["prompt_tokens"]
-    tokens[sampled] = joined["sampled_tokens"]
-    versions = np.repeat(joined["span_policy_version"], joined["span_policy_length"]).astype(np.int32)
-    trajectory_ids, group_ids, rewards = _described(parts, size)
+Part = tuple[FlatBlock, NDArray[np.int64], NDArray[np.int64]]
+"""A block, places in it, and as many places in the batch."""
+
+
+def flatten(
+    parts: Sequence[Part], *, ids: Sequence[str], groups: Sequence[str], rewards: NDArray[np.float64]
+) -> FlatBatch:
+    """Return the flat batch of ``parts``, whose places in the batch fill it; the rest describes the trajectories ``[k]``."""
+    tokens: list[NDArray[Any]] = _placed(parts, _GIVEN, len(ids))
+    versions = np.repeat(_joined(parts, "run", len(ids)), _joined(parts, "run_length", len(ids)))
+    segments = np.repeat(_joined(parts, "segment", len(ids)), _joined(parts, "length", len(ids)))
     return FlatBatch(
-        trajectory_ids=trajectory_ids,
-        group_ids=group_ids,
-        offsets=np.concatenate([[0], ends[step_ends - 1]]) if size else np.zeros(1, np.int64),
+        trajectory_ids=tuple(ids),
+        group_ids=tuple(groups),
+        offsets=_edges(np.fromiter(map(len, tokens), np.int64, len(tokens))),
         rewards=rewards,
-        tokens=tokens,
-        loss_mask=mask,
-        behaviour_logprobs=_spread(joined["behaviour_logprobs"], sampled, len(mask), 0, np.float32),
-        model_logprobs=_spread(joined["model_logprobs"], sampled, len(mask), 0, np.float32),
-        token_policy_version=_spread(versions, sampled, len(mask), -1, np.int32),
-        segments=np.repeat(step_segments.astype(np.int32), step_tokens),
+        tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
+        loss_mask=versions >= 0,
+        behaviour_logprobs=_joined(parts, "behaviour_logprobs", len(ids)).astype(np.float32, copy=False),
+        model_logprobs=_joined(parts, "model_logprobs", len(ids)).astype(np.float32, copy=False),
+        token_policy_version=versions.astype(np.int32, copy=False),
+        segments=segments.astype(np.int32, copy=False),
     )
 
 
-def _described(
-    parts: Sequence[tuple[FlatColumns, NDArray[np.int64], NDArray[np.int64]]], size: int
-) -> tuple[tuple[str, ...], tuple[str, ...], NDArray[np.float64]]:
-    ids, groups = [""] * size, [""] * size
-    rewards = np.zeros(size)
-    for columns, places, at in parts:
-        rows: Any = columns.block.rows.select(["trajectory_id", "group_id", "reward"]).take(places)
-        found = zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), at, strict=True)
-        for trajectory_id, group_id, place in found:
-            ids[place], groups[place] = trajectory_id, group_id
-        rewards[at] = rows.column(2).to_numpy()
-    return tuple(ids), tuple(groups), rewards
-
-
-def _spread(values: NDArray[Any], at: NDArray[np.int64], size: int, rest: int, kind: type) -> NDArray[Any]:
-    out: NDArray[Any] = np.full(size, rest, kind)
-    out[at] = values
-    return out
-
-
-def _placed(parts: Sequence[tuple[list[Any], NDArray[np.int64]]], size: int) -> list[Any]:
+def _placed(parts: Sequence[Part], name: str, size: int) -> list[NDArray[Any]]:
+    if len(parts) == 1 and np.array_equal(parts[0][2], np.arange(size)):
+        return parts[0][0].slices(name, parts[0][1])
     out: list[Any] = [None] * size
-    for values, at in parts:
-        for value, place in zip(values, at.tolist(), strict=True):
-            out[place] = value
+    for block, places, at in parts:
+        for values, place in zip(block.slices(name, places), at.tolist(), strict=True):
+            out[place] = values
     return out
 
 
-def _joined(parts: Sequence[tuple[list[NDArray[Any]], NDArray[np.int64]]], size: int) -> NDArray[Any]:
-    return np.concatenate(_placed(parts, size)) if size else np.zeros(0)
+def _joined(parts: Sequence[Part], name: str, size: int) -> NDArray[Any]:
+    return np.concatenate(_placed(parts, name, size)) if size else np.zeros(0, np.int64)
+
+
+def _mask(given: NDArray[np.int64], sampled: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return false and true by turns: over a step's given tokens, then its sampled ones."""
+    lengths = np.stack([given, sampled], axis=1).ravel()
+    return np.repeat(np.tile(np.array([False, True]), len(given)), lengths)
+
+
+def _edges(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def _with_list(steps: Any, name: str, edges: NDArray[np.int64], values: NDArray[Any]) -> Any:
+    kind = SCHEMAS["steps"].field(name).type
+    lists: Any = pa.ListArray
+    column = lists.from_arrays(pa.array(edges.astype(np.int32)), pa.array(values), type=kind)
+    return steps.set_column(steps.schema.get_field_index(name), name, column)
 
 
 def _ragged(steps: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the values of a list column and where each list begins in them, from 0."""
     array = _chunk(steps, name)
-    return array.values.to_numpy(zero_copy_only=True), array.offsets.to_numpy().astype(np.int64)
-
-
-def _numbers(steps: Any, name: str) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = _chunk(steps, name).to_numpy(zero_copy_only=True)
-    return found
+    edges = array.offsets.to_numpy().astype(np.int64)
+    return array.values.to_numpy(zero_copy_only=True)[edges[0] : edges[-1]], edges - edges[0]
 
 
 def _chunk(steps: Any, name: str) -> Any:
     column = steps.column(name)
-    return column.chunk(0) if column.num_chunks else column.combine_chunks()
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

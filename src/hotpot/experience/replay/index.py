@@ -157,14 +157,14 @@ class Index:
             for place, first, last in zip(places, firsts, lasts, strict=True)
         ]
 
-    def group_name(self, place: int) -> str:
-        """Return the id of a line's group."""
-        return self._group_names[int(self.groups[place])]
+    def group_names(self, places: NDArray[np.int64]) -> list[str]:
+        """Return the id of each line's group."""
+        return [self._group_names[code] for code in self.groups[places].tolist()]
 
     def _peer(self, place: int) -> Peer:
         return Peer(
             trajectory_id=str(self.ids[place]),
-            group_id=self.group_name(place),
+            group_id=self._group_names[int(self.groups[place])],
             reward=float(self.rewards[place]),
         )
 

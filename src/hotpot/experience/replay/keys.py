@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 
@@ -24,7 +25,7 @@ def id_keys(ids: Iterable[str]) -> NDArray[np.uint64]:
 
 def mixed(keys: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
     """Return uint64 ``[n]``, uniform over all 64-bit numbers and independent between salts and keys."""
-    x = keys + np.uint64(salt) * _GOLDEN
+    x = keys + np.uint64(salt * _GOLDEN & _MASK)
     x = (x ^ (x >> np.uint64(30))) * _FIRST
     x = (x ^ (x >> np.uint64(27))) * _SECOND
     return x ^ (x >> np.uint64(31))

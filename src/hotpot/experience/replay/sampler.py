@@ -1,8 +1,8 @@
 """Which trajectories a draw takes, and with what weight: pure, no clock, file or store.
 
 Owns the choice out of a :class:`Pool` of eligible trajectories. A draw goes through passes: what was not replayed in
-this epoch first, hot and cold in their shares, each filling up what the other lacks; then, where that is not enough,
-what was. Inside a pass each trajectory has an inclusion probability
+this epoch first, hot and cold in their shares (of an environment's quota too), each filling up what the other lacks;
+then, where that is not enough, what was. Inside a pass each trajectory has an inclusion probability
 
     pi_i = min(1, c w_i)   with c such that the pi_i add up to the pass's size, within the environments' quotas
 
@@ -20,7 +20,7 @@ is chosen twice; no environment exceeds its quota of the size asked for; no Pyth
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,10 +70,14 @@ def choose(
 
     ``quotas`` are the settings' by number of the environment.
     """
+    # Sums depend on order in the last bit; a fixed order keeps the draw independent of the pool's.
+    order = np.argsort(pool.keys)
+    pool = Pool(**{field.name: getattr(pool, field.name)[order] for field in fields(Pool)})
     drawing = _Drawing(pool, settings, quotas, size, salt_of(seed, update))
     for members in (~pool.consumed, pool.consumed):
         drawing.take_tiers(members, settings.hot_share)
-    return drawing.choice(settings.importance_exponent)
+    places, weights = drawing.result(settings.importance_exponent)
+    return Choice(places=order[places], weights=weights)
 
 
 class _Drawing:
@@ -88,42 +92,46 @@ class _Drawing:
         self._missed = np.ones(len(pool.keys))
         count = int(pool.envs.max(initial=-1)) + 1
         self._room = np.full(count, size, np.int64)
+        self._limited = np.zeros(count, np.bool_)
         for env, share in quotas.items():
             if env < count:
                 self._room[env] = min(size, math.ceil(share * size - _ROUNDING))
+                self._limited[env] = True
         self._passes = 0
 
     def take_tiers(self, members: NDArray[np.bool_], hot_share: float) -> None:
         """Fill up from ``members``: hot in its share, then cold, then hot again with what cold lacks."""
         hot, cold = members & self._pool.hot, members & ~self._pool.hot
         wanted = math.floor(self._left * hot_share + 0.5)
-        self._take(hot, max(wanted, self._left - int(cold.sum())))
-        self._take(cold, self._left)
-        self._take(hot, self._left)
+        # Of a quota hot leaves cold its part, or cold of that environment would never be seen.
+        first = np.where(self._limited, np.ceil(self._room * hot_share), self._room).astype(np.int64)
+        self._take(hot, max(wanted, self._left - int(cold.sum())), first)
+        self._take(cold, self._left, self._room)
+        self._take(hot, self._left, self._room)
 
-    def _take(self, members: NDArray[np.bool_], size: int) -> None:
+    def _take(self, members: NDArray[np.bool_], size: int, room: NDArray[np.int64]) -> None:
         places = np.flatnonzero(members & ~self._chosen)
         envs = self._pool.envs[places]
-        size = min(size, int(np.minimum(np.bincount(envs, minlength=len(self._room)), self._room).sum()))
+        size = min(size, int(np.minimum(np.bincount(envs, minlength=len(room)), room).sum()))
         if size <= 0:
             return
         self._passes += 1
         salt = salt_of(self._salt, self._passes)
-        chances = inclusion(self._weights[places], envs, size, self._room)
+        chances = inclusion(self._weights[places], envs, size, room)
         order = np.lexsort((mixed(self._pool.keys[places], salt), envs))
         taken = order[systematic(chances[order], unit(salt))]
-        taken = taken[_within(envs[taken], self._room)]
+        taken = taken[_within(envs[taken], room)]
         self._missed[places] *= 1.0 - chances
         self._chosen[places[taken]] = True
-        self._room -= np.bincount(envs[taken], minlength=len(self._room))
+        self._room = self._room - np.bincount(envs[taken], minlength=len(room))
         self._left -= len(taken)
 
-    def choice(self, exponent: float) -> Choice:
-        """Return what was chosen. Where a trajectory stood in several passes, its chance is that of any of them."""
+    def result(self, exponent: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return places and weights of what was chosen. Who stood in several passes had the chance of any of them."""
         places = np.flatnonzero(self._chosen)
         places = places[np.argsort(mixed(self._pool.keys[places], self._salt))]
         weights = (1.0 - self._missed[places]) ** -exponent
-        return Choice(places=places, weights=weights / weights.mean() if len(weights) else weights)
+        return places, weights / weights.mean() if len(weights) else weights
 
 
 def choice_weights(pool: Pool, settings: ReplaySection) -> NDArray[np.float64]:
