@@ -1,7 +1,7 @@
 """Random trajectories from the cold tier, against TorchRL's memory-mapped buffer and Lance.
 
-Everyone holds the same trajectories with the same six columns (tokens, loss mask, behaviour and model log-probabilities,
-policy version per token, reward) and draws batches of :data:`BATCH` uniformly. Hotpot fills its cache of uncompressed
+Everyone holds the same trajectories with the same columns (tokens, loss mask, behaviour and model log-probabilities,
+policy version and segment of each token, reward) and draws batches of :data:`BATCH` uniformly. Hotpot fills its cache of uncompressed
 blocks from the lake, TorchRL its memory-mapped tensors (padded to the longest trajectory, which is what a buffer of one
 shape needs), Lance its dataset; that is timed apart. Then all draw in turns, everyone's files in the page cache as far as
 they fit.
@@ -40,6 +40,7 @@ _COLUMNS = {
     "behaviour_logprobs": np.float32,
     "model_logprobs": np.float32,
     "token_policy_version": np.int32,
+    "segments": np.int32,
 }
 
 Draw = Callable[[NDArray[np.int64]], int]
