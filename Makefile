@@ -7,7 +7,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow test-interop check docs format clean bench-demo bench-loop bench-store
+.PHONY: demo test test-slow test-interop check docs format clean bench-demo bench-loop bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -66,6 +66,9 @@ bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against 
 
 bench-store: $(VENV)/.bench  ## The experience store at scale, and against others; SCALE=0.02 takes a minute
 	SCALE=$(or $(SCALE),1) $(BIN)/python benchmarks/store.py
+
+bench-store-faults: $(VENV)/.test  ## Kill the store's writer at every named place; what is lost, double or torn
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/store_faults.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

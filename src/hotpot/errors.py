@@ -14,6 +14,8 @@ The tree::
     │   └── SamplingOverrideError  a request's sampling parameters differ from the frozen ones
     ├── StoreError          the experience store could not keep its promise
     │   ├── LedgerError         an impossible state change, or a lost lease
+    │   ├── DiskBudgetError     the run would take more of the disk than it may
+    │   ├── BacklogError        the lake takes nothing, and the log is as long as it may get
     │   └── CorruptRecordError  bytes on disk that are not what was written
     └── LearnerError        the learner can't go on (empty batch, warm start diverged)
         └── learner.NonFiniteError  non-finite steps in a row; carries the learner's partial result, so it lives there
@@ -69,6 +71,14 @@ class StoreError(HotpotError):
 
 class LedgerError(StoreError):
     """An impossible change of state on the ledger, or a lease that another owner holds."""
+
+
+class DiskBudgetError(StoreError):
+    """The run would take more of the disk than its budget, or leave less free than it must. Nothing was written."""
+
+
+class BacklogError(StoreError):
+    """The lake has not taken the log for long, and the log may get no longer. Nothing was written."""
 
 
 class CorruptRecordError(StoreError):

@@ -13,11 +13,19 @@ import pytest
 from deltalake import DeltaTable
 
 from hotpot.config import StoreSection
-from hotpot.errors import CorruptRecordError, LedgerError, RecipeError, RunFolderError, StoreError
+from hotpot.errors import (
+    BacklogError,
+    CorruptRecordError,
+    LedgerError,
+    RecipeError,
+    RunFolderError,
+    StoreError,
+)
 from hotpot.experience import ExperienceStore, open_run, read_manifest
-from hotpot.experience import archive as archive_module
 from hotpot.experience import lake as lake_module
 from hotpot.experience import wal as wal_module
+from hotpot.experience.durable import FolderSync
+from hotpot.experience.health import ArchiveHealth
 from hotpot.experience.ledger import Ledger
 from hotpot.experience.storage import LakeLocation
 from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
@@ -374,9 +382,8 @@ def test_a_passing_failure_of_the_lake_is_retried(folder, monkeypatch):
     assert count(folder, "trajectories") == 8
 
 
-def test_a_lasting_failure_of_the_lake_is_told_and_loses_nothing(folder, monkeypatch):
-    monkeypatch.setattr("hotpot.experience.archive.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("hotpot.experience.archive.GIVE_UP_S", 0.2)
+def test_a_lasting_failure_of_the_lake_holds_who_appends_is_told_once_and_loses_nothing(folder, monkeypatch):
+    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.001)
     calls = []
 
     def never(*_, **__):
@@ -384,26 +391,65 @@ def test_a_lasting_failure_of_the_lake_is_told_and_loses_nothing(folder, monkeyp
         raise OSError("storage is gone")
 
     monkeypatch.setattr(lake_module, "write_deltalake", never)
-    store = open_store(folder, settings={"archive_every_batches": 1})
-    append(store, make_group(issue=0))
-    began = time.monotonic()
-    wait_until(lambda: time.monotonic() - began > 0.3)
-    assert len(calls) > 4
-    with pytest.raises(StoreError, match="storage is gone"):
-        append(store, make_group(issue=1))
-    assert count(folder, "trajectories") == 8
+    limits = {
+        "archive_every_batches": 1,
+        "max_backlog": 2,
+        "backpressure_s": 0.2,
+        "flush_timeout_s": 0.5,
+    }
+    store = open_store(folder, settings=limits)
+    for issue in range(2):
+        append(store, make_group(issue=issue))
+    group = make_group(issue=2)
+    store.ledger.lease(make_leases(group))
+    with pytest.raises(BacklogError, match=r"store\.max_backlog allows 2.*storage is gone"):
+        store.append(group)
+    wait_until(lambda: len(calls) > 4 and store.backlog() == 2)
+    status = store.archive_status()
+    assert status.tries >= 4
+    assert status.failing_s > 0
+    assert "storage is gone" in status.reason
+    assert count(folder, "trajectories") == 16
     with pytest.raises(StoreError, match="storage is gone"):
         store.close()
+    assert count(folder, "events", "kind = 'archive_failing'") == 1
     monkeypatch.undo()
     open_store(folder, resume=True).close()
-    assert count(folder, "trajectories") == 8
-    assert count(folder, "attempts", "state = 'finished'") == 8
+    assert count(folder, "trajectories") == 16
+    assert count(folder, "attempts", "state = 'finished'") == 16
     assert count(folder, "attempts", "reason = 'run_ended'") == 8
+    assert count(folder, "events", "kind = 'archive_failing'") == 1
+
+
+def test_the_lake_heals_by_itself_and_those_who_waited_go_on(folder, monkeypatch):
+    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.001)
+    real, down = lake_module.write_deltalake, threading.Event()
+    down.set()
+
+    def sometimes(*arguments, **keywords):
+        if down.is_set():
+            raise OSError("storage is away")
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(lake_module, "write_deltalake", sometimes)
+    with open_store(folder, settings={"archive_every_batches": 1, "max_backlog": 2}) as store:
+        for issue in range(2):
+            append(store, make_group(issue=issue))
+        timer = threading.Timer(0.3, down.clear)
+        timer.start()
+        began = time.monotonic()
+        assert append(store, make_group(issue=2)).accepted
+        assert time.monotonic() - began > 0.1
+        timer.join()
+    assert not list((folder / "wal").iterdir())
+    kinds = open_run(folder).table("events", ["kind"]).column(0).to_pylist()
+    assert kinds == ["archive_failing", "archive_healed"]
+    assert count(folder, "trajectories") == 24
 
 
 def test_an_outage_ends_the_run_by_time_not_by_tries(folder, monkeypatch):
-    monkeypatch.setattr("hotpot.experience.archive.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("hotpot.experience.archive.LONGEST_PAUSE_S", 0.004)
+    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hotpot.experience.health.LONGEST_PAUSE_S", 0.004)
     real, calls = lake_module.write_deltalake, []
 
     def out(*arguments, **keywords):
@@ -420,21 +466,22 @@ def test_an_outage_ends_the_run_by_time_not_by_tries(folder, monkeypatch):
     assert count(folder, "trajectories") == 16
 
 
-def test_pauses_grow_to_the_longest_and_no_further(tmp_path):
-    limits = archive_module.Thresholds(batches=1, num_bytes=1, seconds=1.0)
-    archive = archive_module.Archive(
-        lake_module.Lake(LakeLocation.of(tmp_path), writer="run"), thresholds=limits
-    )
-    pauses = []
-    for failures in (1, 2, 3, 5, 7, 5000):
-        archive._failures = failures
-        pauses.append(archive._pause())
-    assert pauses == pytest.approx([0.2, 0.4, 0.8, 3.2, 10.0, 10.0])
+def test_pauses_grow_to_the_longest_and_no_further():
+    health = ArchiveHealth()
+    pauses = {}
+    for tries in range(1, 5001):
+        told = health.failed("away", 1, float(tries))
+        assert (told is None) == (tries > 1)
+        pauses[tries] = health.pause_s
+    assert [pauses[tries] for tries in (1, 2, 3, 5, 7, 5000)] == pytest.approx([0.2, 0.4, 0.8, 3.2, 10, 10])
+    healed = health.succeeded(0, 5001.0)
+    assert dict(healed.detail) == {"reason": "away", "outage_s": 5000.0, "tries": 5000, "log_segments": 0}
+    assert health.succeeded(0, 5002.0) is None
 
 
 def test_a_disk_full_while_sealing_is_gone_over_and_the_run_recovers(folder, monkeypatch):
     """No file for the next log segment, then a kill in the middle of a frame: a torn tail, and nothing lost."""
-    monkeypatch.setattr("hotpot.experience.archive.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.001)
     store = open_store(folder, settings={"archive_every_batches": 1})
     real, calls = os.pwritev, []
 
@@ -497,7 +544,11 @@ def test_the_log_goes_only_after_the_lake_is_on_the_device(folder, monkeypatch):
     def unlinked(path, **keywords):
         lake = folder / "lake"
         if path.suffix == ".wal" and path.stat().st_size > 100:
-            wanted = {str(p) for p in (lake, *lake.rglob("*")) if not p.name.startswith("_last")}
+            # The manifest's copy was synced under the name of its draft.
+            files = [
+                p for p in lake.rglob("*") if not p.name.startswith("_last") and p.parent.name != "_runs"
+            ]
+            wanted = {str(lake), *map(str, files)}
             deleted.append(wanted - synced)
         real_unlink(path, **keywords)
 
@@ -522,7 +573,7 @@ def test_a_lake_that_could_not_be_synced_takes_nothing_more_and_the_log_stays(fo
         calls.append(1)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(lake_module.Lake, "_sync_new", once)
+    monkeypatch.setattr(FolderSync, "sync", once)
     with pytest.raises(StoreError, match="check the disk"):
         store.flush(timeout_s=20)
     assert len(calls) == 1

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from hotpot import __version__
-from hotpot.cli import env, model
+from hotpot.cli import env, lake, model
 from hotpot.cli.evaluate import evaluate
 from hotpot.cli.exits import HotpotGroup
 from hotpot.cli.lineage import lineage
@@ -46,6 +46,7 @@ app.command()(runs)
 app.command()(show)
 app.command()(sql)
 app.command()(lineage)
+app.add_typer(lake.app, name="lake")
 app.add_typer(model.app, name="model")
 app.add_typer(env.app, name="env")
 

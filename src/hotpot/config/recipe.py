@@ -280,6 +280,18 @@ class StoreSection(Section):
     """Bytes in the log after which it commits."""
     acknowledge: Literal["log", "lake"] = "log"
     """When a trajectory counts as stored: in the fsynced log (survives the process), or committed to the lake."""
+    flush_timeout_s: PositiveFloat = 120.0
+    """Longest wait for the lake to take what is in the log, where something waits for that: at the end of the run, and
+    with acknowledge = "lake"."""
+    max_backlog: PositiveInt = 64
+    """Log segments that may wait for a lake that takes none; then whoever appends waits too. Each holds about
+    archive_every_bytes while the lake fails."""
+    backpressure_s: NonNegativeFloat = 300.0
+    """Longest such wait before the run ends with an error; everything acknowledged stays in the log."""
+    max_bytes: NonNegativeInt = 0
+    """Most bytes the run's log and local lake may take together before the run stops in order; 0 sets no bound."""
+    min_free_bytes: NonNegativeInt = 256 * 1024 * 1024
+    """Bytes that stay free on the disks of log and local lake: the run stops in order before it takes them."""
     redact_patterns: tuple[str, ...] = ()
     """Further regular expressions: matches in an environment's text and in reasons of failures are redacted before the
     model and the log see them."""

@@ -9,8 +9,10 @@ for a threshold (batches, bytes), for the age limit, or for someone who calls :m
 :meth:`Archive.note` and :meth:`Archive.flush`. Knows no record class.
 
 Invariants: log segments are committed in order; one is deleted only after its watermark is published and durable; a
-failure that may pass is tried again with growing pauses; one that can't, or has lasted, is raised from
-:meth:`Archive.check` and :meth:`Archive.flush` (the records stay in the log meanwhile). When it runs changes only which log segment a record went through.
+failure that may pass is tried again with growing pauses for as long as it takes, told once when it begins and once when
+it is over; one that can't pass is raised from :meth:`Archive.check` (the records stay in the log meanwhile). Log
+segments are sealed while the lake fails too, and :meth:`Archive.wait_for_room` holds whoever appends where too many
+wait. When it runs changes only which log segment a record went through.
 """
 
 import threading
@@ -21,20 +23,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hotpot.errors import StoreError
+from hotpot.errors import BacklogError, StoreError
 from hotpot.experience.crashpoints import reach
-from hotpot.experience.lake import LAKE_ERRORS, Lake
+from hotpot.experience.health import ArchiveHealth, ArchiveStatus, Told
+from hotpot.experience.lake import LAKE_ERRORS, Lake, plain
 from hotpot.experience.order import row_numbers
 from hotpot.experience.wal import read_segment, sync_folder
 from hotpot.timeline import Timeline
 from hotpot.types import TABLES
-
-GIVE_UP_S = 120.0
-"""Seconds of failing in a row after which the writer says so to whoever appends."""
-
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 10.0
-_LONGEST_DOUBLING = 16
 
 MAX_SLICES = 100_000
 """Slices of the archive's work that are kept for a trace."""
@@ -66,16 +62,28 @@ class Archive:
         self._first_frame_at: float | None = None
         self._seal_asked = 0
         self._seal_done = 0
-        self._failures = 0
-        self._failing_since = 0.0
-        self._failure: BaseException | None = None
-        self._died = False
+        self._health = ArchiveHealth()
+        self._untold: list[Told] = []
+        self._died: BaseException | None = None
         self._stop = False
 
-    def start(self, *, seal: Callable[[], None], settle: Callable[[], None]) -> None:
-        """Start the thread. ``seal`` seals the active log segment and calls :meth:`add`; ``settle`` makes the ledger durable."""
+    def start(
+        self,
+        *,
+        seal: Callable[[], None],
+        settle: Callable[[], None],
+        tell: Callable[[Told], None],
+        archived: Callable[[], None],
+    ) -> None:
+        """Start the thread.
+
+        ``seal`` seals the active log segment and calls :meth:`add`; ``settle`` makes the ledger durable; ``tell``
+        records that archiving began to fail or goes on again; ``archived`` is called when a log segment is gone.
+        """
         self._seal = seal
         self._settle = settle
+        self._record = tell
+        self._archived = archived
         self._thread = threading.Thread(target=self._run, name="hotpot-archive", daemon=True)
         self._thread.start()
 
@@ -103,46 +111,76 @@ class Archive:
         with self._wake:
             return len(self._sealed)
 
-    def check(self) -> None:
-        """Raise :class:`StoreError` where archiving has failed for long or for good; nothing is lost, it lies in the log."""
+    def status(self) -> ArchiveStatus:
+        """Return how archiving goes."""
         with self._wake:
-            if self._failure is None:
-                return
-            lasted = time.monotonic() - self._failing_since
-            if self._died or self._stop or lasted >= GIVE_UP_S:
+            return self._health.status(len(self._sealed), time.monotonic())
+
+    def check(self) -> None:
+        """Raise :class:`StoreError` where archiving has ended for good; nothing is lost, it lies in the log."""
+        with self._wake:
+            if self._died is not None:
                 raise StoreError(
-                    f"the log has not reached the lake for {lasted:.0f} s, {self._failures} tries, "
-                    f"{len(self._sealed)} log segments waiting: {self._failure}; everything acknowledged is in the log: "
-                    "mend the storage and resume the run"
-                ) from self._failure
+                    f"the log can't go to the lake, {len(self._sealed)} log segments wait: {plain(self._died)}; "
+                    "everything acknowledged is in the log: mend the storage and resume the run"
+                ) from self._died
+
+    def wait_for_room(self, *, max_backlog: int, timeout_s: float) -> None:
+        """Wait while ``max_backlog`` log segments or more wait for the lake: nobody appends faster than it takes.
+
+        What lies in the active log segment counts as if it were sealed. Raises :class:`BacklogError` after
+        ``timeout_s``, and as :meth:`check`.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._wake:
+            while self._waiting() >= max_backlog:
+                self.check()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise BacklogError(
+                        f"{self._waiting()} log segments wait for the lake, store.max_backlog allows {max_backlog}, and "
+                        f"none went there within {timeout_s} s{self._last_failure()}; everything acknowledged is in the "
+                        "log: mend the storage and resume the run"
+                    )
+                self._wake.wait(min(left, 1.0))
 
     def flush(self, *, timeout_s: float) -> None:
         """Seal, and wait until everything appended so far is in the lake.
 
-        Raises :class:`StoreError` where that fails persistently or takes longer than ``timeout_s``.
+        Raises :class:`StoreError` where that can't be or takes longer than ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         with self._wake:
             self._seal_asked += 1
-            wanted = self._seal_asked
             self._wake.notify_all()
-            while self._seal_done < wanted or self._sealed:
+            while self._seal_done < self._seal_asked or self._sealed or self._untold:
                 self.check()
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._thread.is_alive():
                     raise StoreError(
-                        f"the lake did not take the log within {timeout_s} s"
-                        f"{f' (last failure: {self._failure})' if self._failure else ''}; "
+                        f"the lake did not take the log within {timeout_s} s{self._last_failure()}; "
                         "everything acknowledged is in the log: resume the run to archive it"
                     )
                 self._wake.wait(min(left, 1.0))
 
-    def close(self) -> None:
-        """Stop the thread after the log segment it is at. Call :meth:`flush` first to leave nothing behind."""
+    def close(self, *, timeout_s: float) -> bool:
+        """Stop the thread after the log segment it is at; return False where it still hangs there after ``timeout_s``.
+
+        Call :meth:`flush` first to leave nothing behind.
+        """
         with self._wake:
             self._stop = True
             self._wake.notify_all()
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _last_failure(self) -> str:
+        cause = self._health.cause
+        return f" ({self._health.tries} tries failed, the last one: {cause})" if cause else ""
+
+    def _waiting(self) -> int:
+        limits = self._thresholds
+        return len(self._sealed) + max(self._batches // limits.batches, self._bytes // limits.num_bytes)
 
     def _due(self) -> bool:
         limits = self._thresholds
@@ -151,7 +189,8 @@ class Archive:
         return (
             self._batches >= limits.batches
             or self._bytes >= limits.num_bytes
-            or time.monotonic() - self._first_frame_at >= limits.seconds
+            # A lake that fails gets no more of them for waiting longer.
+            or (self._health.tries == 0 and time.monotonic() - self._first_frame_at >= limits.seconds)
         )
 
     def _run(self) -> None:
@@ -160,8 +199,7 @@ class Archive:
                 self._work()
         except BaseException as error:  # noqa: BLE001 - kept, and raised from the next call of the owner
             with self._wake:
-                self._failed(error)
-                self._died = True
+                self._died = error
                 self._wake.notify_all()
 
     def _wait(self) -> bool:
@@ -180,36 +218,59 @@ class Archive:
         with self._wake:
             asked = self._seal_asked
             seal = asked > self._seal_done or self._due()
-        try:
-            # What is sealed goes first: a full disk that lets no new log segment begin gets room by it.
-            self._drain()
-            if seal:
-                # Not under the condition: the journal takes its own lock first, then this one.
-                with self.timeline.span("seal"):
-                    self._seal()
+        # What is sealed goes first: a full disk that lets no new log segment begin gets room by it. A lake that fails
+        # must not keep the log from being sealed, or one log segment would grow without bound.
+        well = self._tried(self._drain)
+        if seal:
+            sealed = self._tried(self._seal_active)
+            if sealed:
                 with self._wake:
                     self._seal_done = asked
                     self._wake.notify_all()
-            self._drain()
+            well = well and sealed and self._tried(self._drain)
+        if not well:
+            self._tried(self._tell)
+            with self._wake:
+                self._wake.wait_for(lambda: self._stop, self._health.pause_s)
+
+    def _tried(self, work: Callable[[], None]) -> bool:
+        """Do ``work`` and return True, or note that it failed in a way that may pass."""
+        try:
+            work()
+            return True
         except (*LAKE_ERRORS, StoreError) as error:
             if not _may_pass(error):
                 raise
             self._lake.forget()
             with self._wake:
-                self._failed(error)
-                self._wake.wait_for(lambda: self._stop, self._pause())
+                self._hear(self._health.failed(plain(error), len(self._sealed), time.monotonic()))
+            return False
 
-    def _failed(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failing_since = time.monotonic()
-        self._failure = error
-        self._failures += 1
+    def _seal_active(self) -> None:
+        # Not under the condition: the journal takes its own lock first, then this one.
+        with self.timeline.span("seal"):
+            self._seal()
+
+    def _hear(self, told: Told | None) -> None:
+        if told is not None:
+            self._untold.append(told)
         self._wake.notify_all()
+
+    def _tell(self) -> None:
+        while self._untold:
+            self._record(self._untold[0])
+            with self._wake:
+                self._untold.pop(0)
+                # Whoever waits for the lake waits for this too, and a closed run leaves nothing in its log.
+                if self._health.tries == 0:
+                    self._seal_asked += 1
+                self._wake.notify_all()
 
     def _drain(self) -> None:
         while self._sealed and not self._stop:
             with self.timeline.span("archive"):
                 self._archive(self._sealed[0])
+        self._tell()
 
     def _archive(self, path: Path) -> None:
         # Settling first makes the ledger durable before its log goes, and stops a superseded owner before it writes.
@@ -217,13 +278,11 @@ class Archive:
         archive_segment(self._lake, path, self.timeline)
         path.unlink()
         sync_folder(path.parent)
+        reach("log_segment_deleted")
+        self._archived()
         with self._wake:
             self._sealed.pop(0)
-            self._failure, self._failures = None, 0
-            self._wake.notify_all()
-
-    def _pause(self) -> float:
-        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, _LONGEST_DOUBLING)))
+            self._hear(self._health.succeeded(len(self._sealed), time.monotonic()))
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -34,11 +34,19 @@ class FolderSync:
                 if (entry.path not in self._synced or entry.name == _REWRITTEN) and entry.is_file()
             ]
         for path in new:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync_file(path)
         if new:
             sync_folder(folder)
         self._synced.update(new)
+
+
+def _sync_file(path: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Another writer's draft that has its name by now, or a file that a vacuum took: no commit of ours needs it.
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from hotpot.errors import StoreError
+from hotpot.experience.crashpoints import reach
 from hotpot.experience.ledger import Ledger
 from hotpot.experience.schema import to_table
 from hotpot.experience.wal import WalWriter
@@ -72,6 +73,10 @@ class Journal:
         with self._span("ledger"):
             written.result()
 
+    def note(self, tables: dict[str, pa.Table]) -> None:
+        """Write one frame of ``tables`` for a thread that has no spans. Raises :class:`StoreError` as :meth:`write`."""
+        self._thread.submit(self._write, tables, (), (), None, 0, threading.Event()).result()
+
     def wait(self) -> None:
         """Wait for a frame whose caller was interrupted, so that what is decided next is decided on its outcome."""
         self._thread.submit(lambda: None).result()
@@ -91,8 +96,10 @@ class Journal:
             if self._log.frames == 0:
                 return
             full, self._log = self._log, WalWriter(self._folder, self._log.number + 1)
+            reach("log_segment_made")
             full.close()
             self._sealed(full.path)
+            reach("log_segment_sealed")
 
     def close(self) -> None:
         """Stop the thread and close the file; an active log segment without a frame is deleted."""

@@ -24,6 +24,7 @@ The column ``_row`` counts the rows of a segment, across its tables: (``_segment
 (:mod:`hotpot.experience.order`), which Delta itself does not keep.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ from hotpot.experience.storage import LakeLocation
 from hotpot.experience.wal import sync_folder
 from hotpot.types import SCHEMA_VERSION, TABLES
 
-__all__ = ["LAKE_ERRORS", "ROW_COLUMN", "RUN_COLUMN", "SEGMENT_COLUMN", "Lake", "TableFiles"]
+__all__ = ["LAKE_ERRORS", "ROW_COLUMN", "RUN_COLUMN", "SEGMENT_COLUMN", "Lake", "TableFiles", "plain"]
 
 LAKE_ERRORS = (DeltaError, OSError, pa.ArrowException)
 """What a failing storage raises here."""
@@ -63,6 +64,11 @@ COMMIT_TRIES = 8
 """Tries of one commit against other writers' changes, before the caller hears of it."""
 
 _CONFIGURATION = {"delta.checkpointInterval": "10"}
+
+
+def plain(error: BaseException) -> str:
+    """Return an error's text on one line, without the colours deltalake gives it."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", " ", str(error)).split())[:600]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +114,7 @@ class Lake:
         except LAKE_ERRORS as error:
             self._handles.pop(name, None)
             raise StoreError(
-                f"can't read lake table {name} in {self.location.uri}: {error}; check the storage, try again"
+                f"can't read lake table {name} in {self.location.uri}: {plain(error)}; check the storage, try again"
             ) from error
 
     def files(self, name: str) -> TableFiles | None:
@@ -199,7 +205,10 @@ class Lake:
 
     def _write(self, name: str, handle: DeltaTable, data: pa.Table, application: str, segment: int) -> None:
         rows = _laid_out(data, handle, self.writer)
-        fresh = set(rows.column_names) - {field.name for field in handle.schema().fields}
+        known = {field.name for field in handle.schema().fields}
+        fresh = set(rows.column_names) - known
+        if fresh:
+            rows = _mergeable(rows, known)
         reach(f"lake_before_{name}")
         write_deltalake(
             handle,
@@ -287,3 +296,12 @@ def _laid_out(data: pa.Table, handle: DeltaTable, run: str) -> pa.Table:
         return data
     runs: Any = pa.repeat(pa.scalar(run), data.num_rows)
     return data.add_column(0, RUN_FIELD, runs)
+
+
+def _mergeable(rows: pa.Table, known: set[str]) -> pa.Table:
+    """Return ``rows`` such that a table of an older schema takes them: what is new to it may be null, and what it knows
+    keeps the meaning and unit that are written there."""
+    fields = [
+        field.remove_metadata() if field.name in known else field.with_nullable(True) for field in rows.schema
+    ]
+    return rows.cast(pa.schema(fields))

@@ -350,7 +350,11 @@ class Ledger:
                 try:
                     self._check_token()
                     yield self._database
+                    if durable:
+                        reach("ledger_before_commit")
                     self._database.execute("COMMIT")
+                    if durable:
+                        reach("ledger_after_commit")
                 except BaseException:
                     if self._database.in_transaction:
                         self._database.execute("ROLLBACK")

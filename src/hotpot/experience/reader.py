@@ -19,8 +19,10 @@ from hotpot.experience.columns import Arrangement, read_columns
 from hotpot.experience.lake import LAKE_ERRORS, ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.moments import Cut, cut_at
 from hotpot.experience.places import RunPlace, find_run
+from hotpot.experience.remote import open_door
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
+from hotpot.experience.storage import LakeLocation
 from hotpot.types import SCHEMA_VERSION, TABLES
 
 _ORDER = f"{SEGMENT_COLUMN}, {ROW_COLUMN}"
@@ -145,13 +147,15 @@ class RunReader:
         return table
 
     def _snapshot(self, tables: Collection[str]) -> Snapshot:
-        return self._fixed or take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
+        if self._fixed is not None:
+            return self._fixed.only(tables)
+        return take_snapshot(self.run_folder, self.manifest.run_id, self.lake, tables)
 
     def _query(self, query: str, params: Parameters | None, tables: Collection[str]) -> pa.Table:
         snapshot = self._snapshot(tables)
         with duckdb.connect(":memory:") as database:
             try:
-                _prepare(database, snapshot, self._cut)
+                _prepare(database, snapshot, self._cut, self.lake.location)
             except duckdb.Error as error:
                 raise StoreError(
                     f"can't read the lake in {self.lake.location.uri}: {error}; restore what is damaged from a copy"
@@ -173,14 +177,17 @@ def open_run(run: Path | str) -> RunReader:
 
 def _named_tables(query: str) -> list[str]:
     """Return the tables a query can refer to: those whose name is in its text, or all where it lists tables."""
-    words = set(re.findall(r"[a-z_]+", query.lower()))
+    words = {word.removeprefix("recorded_") for word in re.findall(r"[a-z_]+", query.lower())}
     named = [name for name in TABLES if name in words]
     return named or list(TABLES)
 
 
-def _prepare(database: duckdb.DuckDBPyConnection, snapshot: Snapshot, cut: Cut | None) -> None:
+def _prepare(
+    database: duckdb.DuckDBPyConnection, snapshot: Snapshot, cut: Cut | None, location: LakeLocation
+) -> None:
     """Define the views, and take away everything but reading them."""
     paths = [path for table in snapshot.tables.values() for path in table.paths]
+    open_door(database, location, paths)
     # Only these very files may be opened, and a single SELECT can only read. Paths are our own, quoted as SQL text.
     database.execute(
         "SET python_enable_replacements = false; SET autoinstall_known_extensions = false; "

@@ -53,6 +53,7 @@ def recover(log_folder: Path, ledger: Ledger, watermark: int) -> Recovered:
     numbers = segment_numbers(log_folder)
     for number in [number for number in numbers if number <= watermark]:
         segment_path(log_folder, number).unlink()
+        reach("recovery_deleted")
     waiting = [number for number in numbers if number > watermark]
     _check_complete(log_folder, waiting, watermark, applied)
     last = last_written(log_folder, waiting)
@@ -70,6 +71,7 @@ def recover(log_folder: Path, ledger: Ledger, watermark: int) -> Recovered:
         if segment.frames:
             if segment.torn_bytes:
                 truncate_segment(path, segment.end_bytes)
+                reach("recovery_cut")
             sealed.append(number)
         else:
             path.unlink()
@@ -77,6 +79,7 @@ def recover(log_folder: Path, ledger: Ledger, watermark: int) -> Recovered:
     reach("recovered_log")
     died = ledger.previous_owner_died()
     dropped = ledger.drop_leased(OWNER_DIED)
+    reach("recovery_dropped")
     return Recovered(
         sealed=tuple(sealed),
         next_segment=max([watermark, *sealed]) + 1,

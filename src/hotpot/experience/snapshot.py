@@ -11,7 +11,7 @@ Owns the order of reading that makes each record appear exactly once. Opens noth
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,10 @@ class Snapshot:
     watermark: int
     tables: dict[str, TableSnapshot]
     unlogged: pa.Table
+
+    def only(self, tables: Iterable[str]) -> "Snapshot":
+        """Return the same moment of some of the tables."""
+        return replace(self, tables={name: self.tables[name] for name in tables})
 
 
 def take_snapshot(run_folder: Path | None, run_id: str, lake: Lake, tables: Iterable[str]) -> Snapshot:

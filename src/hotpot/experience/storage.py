@@ -44,10 +44,10 @@ class LakeLocation:
             if "://" in text:
                 raise UsageError(f"a lake lies in a folder or at s3://bucket/prefix, not at {text!r}")
             return cls(uri=str(Path(text).absolute()))
-        uri = text.rstrip("/")
-        if not uri.removeprefix(_SCHEME).partition("/")[0]:
+        path = text.removeprefix(_SCHEME).rstrip("/")
+        if not path.partition("/")[0]:
             raise UsageError(f"{text!r} names no bucket; a lake on S3 is s3://bucket/prefix")
-        return cls(uri=uri, s3=s3 or s3_from_environment())
+        return cls(uri=_SCHEME + path, s3=s3 or s3_from_environment())
 
     @property
     def is_local(self) -> bool:

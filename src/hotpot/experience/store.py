@@ -15,7 +15,6 @@ Owns the order in which things become durable. Knows no model, environment or to
 - all rows of a run carry its id and this release's schema version.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,39 +30,34 @@ from hotpot.errors import RunFolderError, StoreError
 from hotpot.experience import recovery
 from hotpot.experience.admission import Judgement, judge
 from hotpot.experience.archive import Archive, Thresholds
+from hotpot.experience.budget import DiskBudget
 from hotpot.experience.gate import Refusal, quarantine_row
+from hotpot.experience.health import ArchiveStatus, Told
 from hotpot.experience.journal import Journal
-from hotpot.experience.lake import Lake
+from hotpot.experience.lake import RUN_COLUMN, Lake
 from hotpot.experience.ledger import Ledger
-from hotpot.experience.manifest import (
-    MANIFEST_DRAFT,
-    MANIFEST_NAME,
-    Manifest,
-    collect_manifest,
-    read_manifest,
-    write_manifest,
-)
+from hotpot.experience.manifest import collect_manifest, write_manifest
 from hotpot.experience.owner import OwnerLock
-from hotpot.experience.places import lake_location, publish_manifest
+from hotpot.experience.places import publish_manifest
 from hotpot.experience.redact import Redactor
 from hotpot.experience.rules import Limits
+from hotpot.experience.run_folder import checked_manifest, chosen_location, prepare_folder
 from hotpot.experience.schema import COLUMNS, group_rows, to_table
 from hotpot.experience.storage import LakeLocation
 from hotpot.experience.wal import segment_path, sync_folder
+from hotpot.ids import canonical_json
 from hotpot.timeline import Slice, Timeline
 from hotpot.types import (
     SCHEMA_VERSION,
     AttemptRow,
     ConsumptionRow,
+    EventRow,
     GroupRow,
     LearnedTokensRow,
     QuarantineRow,
     Trajectory,
     UpdateRow,
 )
-
-FLUSH_TIMEOUT_S = 120.0
-"""Longest wait for the lake to take what is in the log."""
 
 RUN_ENDED = "run_ended"
 """Reason of an attempt that was still leased when the run was closed in order."""
@@ -75,9 +69,6 @@ _REDACTED_COLUMNS = {
     "quarantine": ("detail", "payload"),
 }
 _JSON_COLUMNS = frozenset({"detail", "manifest", "sources"})
-
-# What a process killed before it wrote its manifest leaves: nothing worth keeping.
-_BARE = frozenset({"owner.lock", MANIFEST_DRAFT})
 
 _OWN_CALLS = {
     "steps": "append",
@@ -149,22 +140,34 @@ class ExperienceStore:
                 seconds=self._settings.archive_every_s,
             ),
         )
+        self._budget = DiskBudget(
+            log_folder,
+            lake.location.folder if lake.location.is_local else None,
+            partition=None if self._settings.lake is None else f"{RUN_COLUMN}={self._run_id}",
+            max_bytes=self._settings.max_bytes,
+            min_free_bytes=self._settings.min_free_bytes,
+        )
         self._journal = Journal(
             log_folder,
             recovered.next_segment,
             self.ledger,
-            noted=self._archive.note,
+            noted=self._noted,
             sealed=self._archive.add,
             span=self._span,
         )
         for number in recovered.sealed:
             self._archive.add(segment_path(log_folder, number))
-        self._archive.start(seal=self._journal.seal, settle=self.ledger.sync)
+        self._archive.start(
+            seal=self._journal.seal,
+            settle=self.ledger.sync,
+            tell=self._tell,
+            archived=self._budget.measure,
+        )
         if recovered.unclean:
             try:
                 self.record([recovery.event(recovered, self.ledger, self._run_id)])
             except BaseException:
-                self._archive.close()
+                self._archive.close(timeout_s=self._longest_operation_s)
                 self._journal.close()
                 raise
 
@@ -192,7 +195,7 @@ class ExperienceStore:
         """
         run_folder = Path(run_folder)
         redactor = Redactor(settings.redact_patterns)
-        _prepare_folder(run_folder, resume=resume)
+        prepare_folder(run_folder, resume=resume)
         if not resume:
             manifest = collect_manifest(
                 run_id=run_id,
@@ -207,10 +210,10 @@ class ExperienceStore:
         lock = OwnerLock(run_folder)
         try:
             if resume:
-                manifest = _checked_manifest(run_folder, run_id, settings)
+                manifest = checked_manifest(run_folder, run_id, settings)
             else:
                 write_manifest(run_folder, manifest)
-            location = _location(run_folder, settings)
+            location = chosen_location(run_folder, settings)
             for folder in (run_folder / "wal", run_folder / "checkpoints", run_folder / "logs"):
                 folder.mkdir(exist_ok=True)
             if location.is_local:
@@ -252,7 +255,7 @@ class ExperienceStore:
             with self._span("ledger"):
                 finished = dict.fromkeys((t.row.attempt_id for t in judged.accepted), "")
                 attempts = self.ledger.ended(finished, "finished") + self._dropped(judged.refused)
-            self._journal.write(tables, attempts, batches=1)
+            self._write(tables, attempts, batches=1)
         self._wait_for_lake()
         return AppendReport(
             accepted=tuple(t.row.trajectory_id for t in judged.accepted),
@@ -276,7 +279,7 @@ class ExperienceStore:
             self._check_open()
             with self._span("gate"):
                 tables, _ = self._redacted(self._tables(grouped))
-            self._journal.write(tables)
+            self._write(tables)
         self._wait_for_lake()
 
     def record_update(
@@ -300,16 +303,23 @@ class ExperienceStore:
                 self.ledger.check_consumptions(consumptions, update.update)
             with self._span("gate"):
                 tables, _ = self._redacted(self._tables(grouped))
-            self._journal.write(tables, consumptions=consumptions, update=update.update)
+            self._write(tables, consumptions=consumptions, update=update.update)
         self._wait_for_lake()
 
-    def flush(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Wait until everything appended so far is in the lake. Raises :class:`StoreError` where it does not get there."""
-        self._archive.flush(timeout_s=timeout_s)
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """Wait until everything appended so far is in the lake, by default for ``store.flush_timeout_s``.
+
+        Raises :class:`StoreError` where it does not get there.
+        """
+        self._archive.flush(timeout_s=self._settings.flush_timeout_s if timeout_s is None else timeout_s)
 
     def backlog(self) -> int:
         """Return how many log segments are sealed and not yet in the lake."""
         return self._archive.backlog()
+
+    def archive_status(self) -> ArchiveStatus:
+        """Return how archiving goes: what waits, and since when and why it fails, if it does."""
+        return self._archive.status()
 
     def archive_slices(self) -> list[Slice]:
         """Return what the archive thread did when, in seconds since the timeline given to :meth:`open` began.
@@ -327,8 +337,8 @@ class ExperienceStore:
     def close(self) -> None:
         """End the run in order: leased attempts are dropped, everything is archived, the folder is let go.
 
-        Raises :class:`StoreError` where the lake does not take the rest; it stays in the log for a resume. May be called
-        twice.
+        Raises :class:`StoreError` where the lake does not take the rest; it stays in the log for a resume. Where its
+        storage hangs for longer than its own deadlines the run stays this process's until that ends. May be called twice.
         """
         with self._guard:
             if self._closed:
@@ -340,10 +350,11 @@ class ExperienceStore:
             self.flush()
             in_order = True
         finally:
-            self._archive.close()
+            stopped = self._archive.close(timeout_s=self._longest_operation_s)
             self._journal.close()
             self.ledger.close(ended=in_order)
-            self._lock_file.release()
+            if stopped:
+                self._lock_file.release()
 
     def __enter__(self) -> Self:
         return self
@@ -355,7 +366,36 @@ class ExperienceStore:
         if self._closed:
             raise StoreError(f"the store of {self.run_folder} is closed; open it again with resume")
         self._archive.check()
+        self._archive.wait_for_room(
+            max_backlog=self._settings.max_backlog, timeout_s=self._settings.backpressure_s
+        )
         self._journal.wait()
+
+    @property
+    def _longest_operation_s(self) -> float:
+        return 2 * self._settings.s3.deadline_s + 5.0
+
+    def _write(self, tables: dict[str, pa.Table], *rows: Sequence[Any], **keywords: Any) -> None:
+        self._budget.check(sum(table.nbytes for table in tables.values()))
+        self._journal.write(tables, *rows, **keywords)
+
+    def _noted(self, num_bytes: int, batches: int) -> None:
+        self._budget.appended(num_bytes)
+        self._archive.note(num_bytes, batches)
+
+    def _tell(self, told: Told) -> None:
+        # Called by the archive's thread: past the store's lock, which may be held by someone who waits for the archive.
+        row = EventRow(
+            run_id=self._run_id,
+            kind=told.kind,
+            detail=canonical_json(dict(told.detail)),
+            update=max(0, self.ledger.mark("update")),
+            policy_version=max(0, self.ledger.mark("policy_version")),
+            time_us=told.time_us,
+            schema_version=SCHEMA_VERSION,
+        )
+        tables, _ = self._redacted({"events": to_table("events", [row])})
+        self._journal.note(tables)
 
     def _wait_for_lake(self) -> None:
         if self._settings.acknowledge == "lake":
@@ -411,50 +451,3 @@ def _accepted_and_refused(judged: Judgement, quarantine: Sequence[QuarantineRow]
     if quarantine:
         tables["quarantine"] = to_table("quarantine", quarantine)
     return tables
-
-
-def _prepare_folder(run_folder: Path, *, resume: bool) -> None:
-    if resume:
-        if not run_folder.is_dir():
-            raise RunFolderError(
-                f"{run_folder} does not exist, so there is nothing to resume; check the name"
-            )
-    else:
-        try:
-            run_folder.mkdir(parents=True, exist_ok=True)
-            used = any(entry.name not in _BARE for entry in run_folder.iterdir())
-        except OSError as error:
-            raise RunFolderError(
-                f"can't create run folder {run_folder}: {error}; check the path and rights"
-            ) from error
-        if used:
-            raise RunFolderError(
-                f"{run_folder} exists and is not empty; choose another run id, or resume the run that is in it"
-            )
-    if not os.access(run_folder, os.W_OK | os.X_OK):
-        raise RunFolderError(
-            f"run folder {run_folder} can't be written; check rights, or choose another folder"
-        )
-
-
-def _location(run_folder: Path, settings: StoreSection) -> LakeLocation:
-    return LakeLocation.of(settings.lake or run_folder / "lake", settings.s3)
-
-
-def _checked_manifest(run_folder: Path, run_id: str, settings: StoreSection) -> Manifest:
-    manifest = read_manifest(run_folder)
-    if manifest.run_id != run_id:
-        raise RunFolderError(
-            f"{run_folder / MANIFEST_NAME} belongs to run {manifest.run_id!r}, not {run_id!r}; name that run"
-        )
-    if manifest.schema_version != SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{run_folder} keeps schema version {manifest.schema_version}, this release writes {SCHEMA_VERSION}; "
-            "resume it with the release that began it"
-        )
-    known, wanted = lake_location(run_folder, manifest), _location(run_folder, settings)
-    if known.uri != wanted.uri:
-        raise RunFolderError(
-            f"the lake of {run_folder} lies at {known.uri}, store.lake says {wanted.uri}; resume with the run's own recipe"
-        )
-    return manifest

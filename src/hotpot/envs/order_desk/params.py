@@ -26,11 +26,11 @@ class OrderDeskParams(BaseModel):
     """Digits of a customer's id, which is drawn anew for every task."""
     price_digits: Annotated[int, Field(ge=2, le=3)] = 2
     """Digits of a price, which is drawn anew for every task."""
-    careless_price: Probability = 0.52
+    careless_price: Probability = 0.62
     """Probability that the demonstrator takes the list price instead of the customer's."""
-    careless_operator: Probability = 0.52
+    careless_operator: Probability = 0.45
     """Probability that the demonstrator adds quantity and price instead of multiplying."""
-    careless_guess: Probability = 0.13
+    careless_guess: Probability = 0.04
     """Probability that the demonstrator answers a made-up number instead of calculating."""
 
     @model_validator(mode="after")

@@ -41,10 +41,7 @@ class LakeFacts:
 def check_files(lake: Lake, counts: Counts, facts: LakeFacts, *, deep: bool) -> Iterator[Finding]:
     """Yield what is wrong with the files of every table; fills ``counts`` and ``facts``."""
     for name in LAKE_TABLES:
-        found = list(_check_table(lake, name, counts, facts, deep=deep))
-        if found:
-            facts.damaged.add(name)
-        yield from found
+        yield from _check_table(lake, name, counts, facts, deep=deep)
 
 
 def check_segments(
@@ -102,6 +99,7 @@ def _check_table(lake: Lake, name: str, counts: Counts, facts: LakeFacts, *, dee
     try:
         folder, files = folder_of(lake, name), data_files(lake, name)
     except StoreError as error:
+        facts.damaged.add(name)
         yield Finding(check="table_unreadable", table=name, detail=str(error))
         return
     if folder is None:
@@ -117,6 +115,7 @@ def _check_table(lake: Lake, name: str, counts: Counts, facts: LakeFacts, *, dee
         if finding is None:
             sound.append(file)
         else:
+            facts.damaged.add(name)
             yield finding
     if len(sound) == len(files) and files:
         yield from _check_rows(folder, files, counts, facts)
@@ -159,6 +158,7 @@ def _check_rows(
     try:
         rows = read_columns(folder, files, [SEGMENT_COLUMN, ROW_COLUMN])
     except StoreError as error:
+        facts.damaged.add(folder.table)
         yield Finding(check="unreadable_file", table=folder.table, detail=str(error))
         return
     counts.rows += rows.num_rows

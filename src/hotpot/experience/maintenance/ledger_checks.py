@@ -42,7 +42,7 @@ def read_ledger(run_folder: Path) -> LedgerFacts | None:
 def check_ledger(reader: RunReader, facts: LedgerFacts) -> Iterator[Finding]:
     """Yield where ledger and record contradict each other. ``reader`` must see a later moment than ``facts``."""
     rows = reader.sql(
-        f"SELECT attempt_id, state, reason, {SEGMENT_COLUMN} FROM recorded_attempts WHERE state != 'leased' -- attempts"
+        f"SELECT attempt_id, state, reason, {SEGMENT_COLUMN} FROM recorded_attempts WHERE state != 'leased'"
     ).to_pylist()
     record = {row["attempt_id"]: (row["state"], row["reason"]) for row in rows}
     yield from capped(
@@ -69,7 +69,7 @@ def check_ledger(reader: RunReader, facts: LedgerFacts) -> Iterator[Finding]:
 
 def _check_consumptions(reader: RunReader, facts: LedgerFacts) -> Iterator[Finding]:
     rows = reader.sql(
-        f"SELECT trajectory_id, update, {SEGMENT_COLUMN} FROM recorded_consumptions -- consumptions"
+        f"SELECT trajectory_id, update, {SEGMENT_COLUMN} FROM recorded_consumptions"
     ).to_pylist()
     record = {(row["trajectory_id"], row["update"]) for row in rows}
     applied = {

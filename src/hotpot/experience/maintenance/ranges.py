@@ -21,7 +21,7 @@ def pieces(
     ``reader`` should be one of a single moment (:meth:`RunReader.at_once`), else the pieces are of different ones.
     """
     counts = reader.sql(
-        f"SELECT {SEGMENT_COLUMN}, count(*) AS n FROM recorded_{table} GROUP BY ALL ORDER BY ALL -- {table}"
+        f"SELECT {SEGMENT_COLUMN}, count(*) AS n FROM recorded_{table} GROUP BY ALL ORDER BY ALL"
     ).to_pylist()
     begin, there = None, 0
     for number, count in enumerate(counts):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hotpot.errors import StoreError, UsageError
 from hotpot.experience.maintenance.findings import Finding, capped
 from hotpot.experience.maintenance.ranges import pieces
 from hotpot.experience.reader import RunReader
@@ -196,12 +197,22 @@ def check_records(
         if broken:
             yield rule.name, f"it needs {', '.join(broken)}"
             continue
-        params = {"deleted": list(deleted)} if "$deleted" in rule.query else None
-        table = reader.sql(rule.query.replace("$deleted", "$deleted::VARCHAR[]"), params)
-        details: list[Any] = table.column(0).to_pylist()
-        yield from capped(rule.name, rule.table, sorted(details))
+        try:
+            yield from capped(rule.name, rule.table, _breaches(reader, rule, deleted))
+        except StoreError as error:
+            yield rule.name, str(error)
+        except UsageError as error:
+            detail = f"rule {rule.name} can't be asked, so rows it needs can't be read: {error}"
+            yield Finding(check="unreadable_rows", table=rule.table, detail=detail)
     if deep and "steps" not in damaged:
         yield from capped("prefix_hash", "steps", _broken_chains(reader))
+
+
+def _breaches(reader: RunReader, rule: Rule, deleted: Sequence[str]) -> list[str]:
+    params = {"deleted": list(deleted)} if "$deleted" in rule.query else None
+    table = reader.sql(rule.query.replace("$deleted", "$deleted::VARCHAR[]"), params)
+    details: list[Any] = table.column(0).to_pylist()
+    return sorted(details)
 
 
 def _broken_chains(reader: RunReader) -> Iterator[str]:

@@ -141,10 +141,23 @@ def read_columns(folder: TableFolder, files: list[DataFile], columns: list[str])
     for file in files:
         try:
             with folder.open(file.path) as parquet:
-                pieces.append(parquet.read(columns=columns))
+                pieces.append(_plain(parquet.read(columns=columns)))
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 f"can't read {folder.uri}/{file.path}: {error}; restore it from a copy, "
                 "`hotpot lake verify` lists all that is damaged"
             ) from error
     return pa.concat_tables(pieces, promote_options="permissive")
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    # A file that a deletion rewrote says string_view where the others say string.
+    return table.cast(pa.schema([field.with_type(_without_views(field.type)) for field in table.schema]))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if kind == pa.string_view():
+        return pa.string()
+    if isinstance(kind, pa.ListType):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    return kind

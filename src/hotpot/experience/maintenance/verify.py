@@ -48,13 +48,13 @@ class _Check:
             self.skipped.append(("everything else", "the watermark can't be read"))
             return
         yield from check_files(self._reader.lake, self.counts, self._facts, deep=self._deep)
+        yield from self._log_gaps()
         try:
             moment = self._reader.at_once()
         except HotpotError as error:
             yield Finding(check="log_unreadable", table="", detail=str(error))
             self.skipped.append(("records", "the log can't be read"))
             return
-        yield from self._log_gaps()
         deletions = self._deletions(moment)
         self.counts.deletions = len(deletions)
         yield from self._segments(deletions)

@@ -1,0 +1,140 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from maintenance_runs import SETTINGS, add_round, contents, make_run, open_store
+
+from hotpot.errors import RunFolderError, UsageError
+from hotpot.experience import open_run
+from hotpot.experience.maintenance import compact, delete, read_deletions, vacuum, verify
+from hotpot.ids import task_id
+from hotpot.testing.records import make_leases, make_trajectory
+
+SECRET = "the-task-nobody-may-see"
+TOKENS = np.array([61, 7, 61, 7, 61, 7, 61, 7, 13, 13], np.int32)
+
+
+def secret_trajectory(issue=900):
+    """One whose task and tokens are like no other's."""
+    content = json.dumps({"secret": SECRET})
+    one = make_trajectory(issue=issue, num_steps=1)
+    step = one.steps[0]
+    size = len(TOKENS)
+    log_probabilities = np.full(size, -0.25, np.float32)
+    shared = {"task_id": task_id("fake", content)}
+    changed = replace(
+        step, **shared, sampled_tokens=TOKENS, behaviour_logprobs=log_probabilities, model_logprobs=log_probabilities,
+        span_stage=(*step.span_stage[:-2], "answer"), span_length=(*step.span_length[:-2], size),
+        span_policy_length=(size,),
+    )  # fmt: skip
+    row = replace(one.row, **shared, task_content=content, num_sampled_tokens=size)
+    return replace(one, row=row, steps=(changed,))
+
+
+def append(store, *trajectories):
+    store.ledger.lease(make_leases(trajectories))
+    return store.append(trajectories)
+
+
+def traces(folder):
+    """Every file of the run that holds the secret's task or tokens, decoded where it is Parquet."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        if path.suffix == ".parquet":
+            text = json.dumps(pq.ParquetFile(path).read().to_pylist(), default=str)
+        else:
+            text = path.read_bytes().decode("latin-1")
+        raw = path.read_bytes()
+        if SECRET in text or str(TOKENS.tolist()) in text or TOKENS.tobytes() in raw:
+            found.append(path.relative_to(folder))
+    return found
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that holds the secret in older versions too, and a second, refused copy in quarantine."""
+    folder = tmp_path / "runs" / "run"
+    store = make_run(folder, rounds=3, close=False)
+    secret = secret_trajectory()
+    assert append(store, secret).accepted == (secret.row.trajectory_id,)
+    refused = replace(
+        secret_trajectory(901), row=replace(secret_trajectory(901).row, trajectory_id="900.0.0")
+    )
+    store.ledger.lease(make_leases([secret_trajectory(901)]))
+    assert store.append([refused]).quarantined[0][0] == "900.0.0"
+    store.flush()
+    compact(open_run(folder))
+    add_round(store, 3)
+    store.close()
+    (folder / "cache").mkdir()
+    (folder / "cache" / "cold.arrow").write_bytes(SECRET.encode())
+    return folder
+
+
+def remove(folder, trajectory="900.0.0"):
+    return delete(open_run(folder), trajectory, reason="asked for by its author", settings=SETTINGS)
+
+
+def test_nothing_of_it_is_left_but_the_record_that_it_was(run):
+    assert len(traces(run)) > 5
+    before = contents(open_run(run))
+    done = remove(run)
+    assert done.deletion.totals() == {"steps": 1, "trajectories": 1, "quarantine": 1}
+    assert traces(run) == []
+    assert not (run / "cache").exists()
+    after = contents(open_run(run))
+    for name in ("steps", "trajectories", "learned_tokens"):
+        assert after[name] == [row for row in before[name] if row["trajectory_id"] != "900.0.0"], name
+    assert after["consumptions"] == before["consumptions"]
+    assert [row for row in after["attempts"] if row["attempt_id"] == "900.0.0"] != []
+    (told,) = read_deletions(open_run(run))
+    assert (told.trajectory_id, told.reason) == ("900.0.0", "asked for by its author")
+    found = verify(open_run(run), deep=True)
+    assert found.good, found.findings
+    assert found.counts.deletions == 1
+    assert [row["update"] for row in contents(open_run(run).as_of(2))["updates"]] == [1, 2]
+
+
+def test_a_consumed_one_goes_and_the_run_goes_on(run):
+    done = remove(run, "1.2.0")
+    assert done.deletion.totals() == {"steps": 3, "trajectories": 1, "learned_tokens": 1}
+    with open_store(run, resume=True) as store:
+        add_round(store, 50)
+    vacuum(open_run(run), retention_hours=0)
+    found = verify(open_run(run), deep=True)
+    assert found.good, found.findings
+    assert (
+        open_run(run)
+        .sql("SELECT count(*) AS n FROM consumptions WHERE trajectory_id = '1.2.0'")["n"][0]
+        .as_py()
+        == 1
+    )
+
+
+def test_what_is_still_in_the_log_is_deleted_too(run):
+    store = open_store(run, resume=True)
+    late = secret_trajectory(902)
+    append(store, late)
+    with pytest.raises(RunFolderError, match="process"):
+        remove(run, "902.0.0")
+    store._archive.close()  # killed: nothing is archived, the lock is let go
+    store._lock_file.release()
+    remove(run, "902.0.0")
+    remove(run)
+    assert traces(run) == []
+    assert verify(open_run(run), deep=True).good
+
+
+def test_it_is_repeated_and_refused_in_words(run):
+    remove(run)
+    again = remove(run)
+    assert again.removed_files == 0
+    assert len(read_deletions(open_run(run))) == 1
+    with pytest.raises(UsageError, match="has no trajectory"):
+        remove(run, "77.0.0")
+    with pytest.raises(UsageError, match="reason"):
+        delete(open_run(run), "1.2.0", reason=" ", settings=SETTINGS)

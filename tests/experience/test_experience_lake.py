@@ -1,0 +1,242 @@
+"""One lake of several runs on a local folder, lakes of the layout before, and the disk budget."""
+
+import subprocess
+import threading
+import zipfile
+from pathlib import Path
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from hotpot.config import StoreSection
+from hotpot.errors import DiskBudgetError, RunFolderError, StoreError, UsageError
+from hotpot.experience import ExperienceStore, open_run, to_table
+from hotpot.experience import budget as budget_module
+from hotpot.experience import lake as lake_module
+from hotpot.experience.lake import Lake
+from hotpot.experience.storage import LakeLocation
+from hotpot.testing.records import make_group, make_leases, make_row
+from hotpot.types import ConsumptionRow, EventRow
+
+STORED = Path(__file__).parent.parent / "data" / "lakes" / "v1.zip"
+
+
+def open_store(folder, **settings):
+    return ExperienceStore.open(
+        folder,
+        run_id=folder.name,
+        settings=StoreSection(**settings),
+        vocabulary_size=64,
+        resume=(folder / "manifest.json").exists(),
+    )
+
+
+def append(store, issue=0, size=4):
+    group = make_group(issue=issue, size=size, run_id=store.run_folder.name)
+    store.ledger.lease(make_leases(group))
+    return store.append(group)
+
+
+def test_runs_share_a_lake_at_the_same_time_and_each_sees_its_own(tmp_path):
+    lake = tmp_path / "lake"
+    names = ("a", "b.1", "b")
+
+    def work(name):
+        with open_store(tmp_path / "runs" / name, lake=str(lake), archive_every_batches=1) as store:
+            for issue in range(6):
+                append(store, issue)
+                store.flush()
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in names:
+        for reader in (open_run(tmp_path / "runs" / name), open_run(f"{lake}#{name}")):
+            rows = reader.table("trajectories", ["trajectory_id", "run_id"])
+            assert set(rows["run_id"].to_pylist()) == {name}
+            assert len(rows) == len(set(rows["trajectory_id"].to_pylist())) == 24
+            assert reader.sql("SELECT count(*) n FROM events").to_pylist() == [{"n": 0}]
+    assert DeltaTable(str(lake / "trajectories")).metadata().partition_columns == ["_run"]
+    with pytest.raises(RunFolderError, match=r"holds 3 runs.*a, b, b\.1"):
+        open_run(lake)
+    with pytest.raises(RunFolderError, match=r"store\.lake says"):
+        open_store(tmp_path / "runs" / "a")
+
+
+def test_a_commit_that_lost_to_another_change_is_tried_again_on_the_newer_table(tmp_path, monkeypatch):
+    lakes = [Lake(LakeLocation.of(tmp_path / "lake"), writer=name) for name in ("a", "b")]
+    rows = to_table("events", [make_row(EventRow)])
+    assert lakes[0].commit("events", 1, rows)
+    real, refusals = lake_module.write_deltalake, []
+
+    def write(lake, segment):
+        monkeypatch.setattr(lake_module, "write_deltalake", real)
+        assert lake.commit("events", segment, rows)
+        monkeypatch.setattr(lake_module, "write_deltalake", lost)
+
+    def lost(*arguments, **keywords):
+        if len(refusals) < 3:
+            refusals.append(1)
+            if len(refusals) == 1:
+                write(lakes[1], 1)
+            raise CommitFailedError("a concurrent transaction deleted data this operation read")
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(lake_module, "write_deltalake", lost)
+    assert lakes[0].commit("events", 2, rows)
+    monkeypatch.setattr(lake_module, "write_deltalake", real)
+    assert not lakes[0].commit("events", 2, rows)
+    refusals.clear()
+
+    def never(*_, **__):
+        refusals.append(1)
+        raise CommitFailedError("lost again")
+
+    monkeypatch.setattr(lake_module, "write_deltalake", never)
+    with pytest.raises(CommitFailedError):
+        lakes[0].commit("events", 3, rows)
+    assert len(refusals) == lake_module.COMMIT_TRIES
+
+
+@pytest.mark.parametrize("how", ["compact", "delete"])
+def test_appending_goes_on_while_others_rewrite_the_table(tmp_path, how):
+    lake = Lake(LakeLocation.of(tmp_path / "lake"), writer="run")
+    other = Lake(LakeLocation.of(tmp_path / "lake"), writer="run")
+    for segment in range(1, 25):
+        rows = to_table("events", [make_row(EventRow, update=segment)] * 3)
+        assert lake.commit("events", segment, rows)
+        assert lake.publish(segment, {"events": 3})
+        if segment % 6 == 0:
+            table = other.open_table("events")
+            if how == "compact":
+                table.optimize.compact()
+            else:
+                table.delete(f'"update" = {segment - 1}')
+    paths = list(lake.files("events").paths)
+    (found,) = duckdb.sql(f"SELECT count(*), count(DISTINCT _segment) FROM read_parquet({paths})").fetchall()
+    assert found == ((72, 24) if how == "compact" else (60, 20))
+    assert lake.watermark() == other.watermark() == 24
+
+
+def test_a_lake_of_the_layout_before_is_read_and_written_in_its_own_layout(tmp_path):
+    with zipfile.ZipFile(STORED) as stored:
+        stored.extractall(tmp_path)
+    (folder,) = tmp_path.rglob("closed")
+    lake = Lake(LakeLocation.of(folder / "lake"), writer="run")
+    mark = lake.watermark()
+    assert mark >= 2
+    before = lake.open_table("consumptions").count()
+    row = make_row(ConsumptionRow, weight=0.25)
+    assert not lake.commit("consumptions", 1, to_table("consumptions", [row]))
+    assert lake.commit("consumptions", mark + 1, to_table("consumptions", [row]))
+    assert lake.publish(mark + 1, {"consumptions": 1})
+    assert lake.watermark() == mark + 1
+    table = lake.open_table("consumptions")
+    assert table.metadata().partition_columns == []
+    files = lake.files("consumptions").paths
+    assert all(Path(path).is_file() for path in files)
+    weights = duckdb.sql(f"SELECT weight FROM read_parquet({list(files)}, union_by_name = true)").fetchall()
+    assert sorted(weights, key=str) == sorted([(None,)] * before + [(0.25,)], key=str)
+
+
+def test_a_place_is_a_folder_or_a_bucket(tmp_path, monkeypatch):
+    assert LakeLocation.of(tmp_path / "lake/").uri == f"{tmp_path}/lake"
+    assert LakeLocation.of("s3://bucket/a/b/").uri == "s3://bucket/a/b"
+    for wrong in ("gs://bucket", "s3://", "s3:///prefix"):
+        with pytest.raises(UsageError):
+            LakeLocation.of(wrong)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(UsageError, match="allow_http"):
+        LakeLocation.of("s3://bucket/a")
+    with pytest.raises(UsageError, match="can't name a partition"):
+        Lake(LakeLocation.of(tmp_path), writer="../other")
+
+
+@pytest.mark.parametrize("lake", [None, "lake"])
+def test_the_run_stops_in_order_before_it_takes_more_than_its_bytes(tmp_path, lake):
+    folder = tmp_path / "run"
+    place = None if lake is None else str(tmp_path / lake)
+    limits = {"lake": place, "max_bytes": 400_000, "archive_every_batches": 2}
+    store, kept = open_store(folder, **limits), 0
+    issue, stopped = 0, None
+    while stopped is None and issue < 200:
+        try:
+            kept += len(append(store, issue).accepted)
+        except DiskBudgetError as error:
+            stopped = str(error)
+        issue += 1
+    assert "store.max_bytes allows 0.4 MiB" in stopped
+    assert "hotpot lake" in stopped
+    store.close()
+    assert 40 < kept < 800
+    assert open_run(folder).table("trajectories").num_rows == kept
+    taken = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet"))
+    assert 100_000 < taken < 400_000
+    with open_store(folder, **{**limits, "max_bytes": 800_000}) as store:
+        assert append(store, 500).accepted
+
+
+def test_the_run_stops_in_order_before_the_disk_is_full(tmp_path, monkeypatch):
+    folder, free = tmp_path / "run", [300 * 2**20]
+    monkeypatch.setattr(budget_module, "_free_bytes", lambda _: free[0])
+    store = open_store(folder)
+    append(store, 0)
+    free[0] = 256 * 2**20
+    with pytest.raises(DiskBudgetError, match=r"256\.0 MiB free.*store\.min_free_bytes"):
+        append(store, 1)
+    store.close()
+    assert open_run(folder).table("trajectories").num_rows == 4
+    states = open_run(folder).sql("SELECT state, count(*) n FROM attempts GROUP BY 1 ORDER BY 1").to_pylist()
+    assert states == [{"state": "dropped", "n": 4}, {"state": "finished", "n": 4}]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 1 MB, mounted for the test; a function that mounts it anew with other options."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(options):
+        return subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=False, capture_output=True
+        )
+
+    if mount("size=1m").returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield disk, lambda options: mount(f"remount,{options}").check_returncode()
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("how", ["full", "read_only"])
+def test_a_lake_whose_disk_takes_nothing_is_ridden_out_and_heals(tmp_path, small_disk, how, monkeypatch):
+    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.01)
+    disk, remount = small_disk
+    ballast = disk / "ballast"
+    with open_store(
+        tmp_path / "run", lake=str(disk / "lake"), archive_every_batches=1, min_free_bytes=0
+    ) as store:
+        append(store, 0)
+        store.flush()
+        if how == "full":
+            with pytest.raises(OSError, match="No space"):
+                ballast.write_bytes(bytes(2**20))
+        else:
+            remount("ro")
+        for issue in range(1, 5):
+            append(store, issue)
+        with pytest.raises(StoreError, match=r"No space|os error 28|Read-only|os error 30"):
+            store.flush(timeout_s=1.0)
+        assert store.archive_status().tries > 1
+        reader = open_run(tmp_path / "run")
+        assert reader.table("trajectories").num_rows == 20
+        remount("size=64m" if how == "full" else "rw")
+    assert not list((tmp_path / "run" / "wal").iterdir())
+    assert reader.table("trajectories").num_rows == 20
+    assert sorted(reader.table("events", ["kind"]).column(0).to_pylist()) == [
+        "archive_failing",
+        "archive_healed",
+    ]
