@@ -52,7 +52,7 @@ def test_columns_over_lake_compaction_and_log_tail(store: ExperienceStore, colum
     for issue in (4, 5):
         add_round(store, issue)
         store.flush()
-    store._archive.close()
+    store._archive.close(timeout_s=60.0)
     add_round(store, 6)  # stays in the log
     reader = RunReader.open(store.run_folder)
     assert_equal_to_sql(reader, "steps", columns)
