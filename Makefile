@@ -7,7 +7,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow check docs format clean bench-demo bench-loop bench-replay bench-store-faults
+.PHONY: demo test test-slow test-interop check docs format clean bench-demo bench-loop bench-replay bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,14 @@ $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 
 $(VENV)/.test: $(VENV)/.base
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[test]'
+	touch $@
+
+$(VENV)/.interop: $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[interop]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[bench]'
 	touch $@
 
 $(VENV)/.check: $(VENV)/.base
@@ -30,8 +38,11 @@ demo: $(VENV)/.base  ## Train the default agent on this machine's processor; sho
 test: $(VENV)/.test  ## The fast tests
 	$(BIN)/pytest -m 'not slow'
 
-test-slow: $(VENV)/.test  ## The tests that take longer than a few seconds
+test-slow: $(VENV)/.interop  ## The tests that take longer than a few seconds (those with Spark need Java 17)
 	$(BIN)/pytest -m slow
+
+test-interop: $(VENV)/.interop  ## What Polars, DuckDB, Dask and Spark read of a run
+	$(BIN)/pytest tests/interop
 
 check: $(VENV)/.check $(VENV)/.test  ## Formatter, linter, types, import floors, documentation
 	$(BIN)/ruff format --check .
@@ -55,6 +66,9 @@ bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against 
 
 bench-replay: $(VENV)/.base  ## Whether replay helps: paired runs on a sparse reward and on a task switch
 	$(BIN)/python benchmarks/replay.py
+
+bench-store: $(VENV)/.bench  ## The experience store at scale, and against others; SCALE=0.02 takes a minute
+	SCALE=$(or $(SCALE),1) $(BIN)/python benchmarks/store.py
 
 bench-store-faults: $(VENV)/.test  ## Kill the store's writer at every named place; what is lost, double or torn
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/store_faults.py

@@ -32,6 +32,8 @@ from hotpot.types import (
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+RUN_ELSEWHERE = {"environments.md", "other-readers.md"}
+"""Pages whose Python is run by tests of their own (the second's with other programs' packages, in tests/interop)."""
 USAGE_PAGE = "commands.md"
 """Shows usage lines with brackets, written from the commands themselves."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -191,9 +193,7 @@ def test_sql_runs(block: Block, written_run: Path) -> None:
     RunReader.open(written_run / "runs" / "first").sql(block.text)
 
 
-@pytest.mark.parametrize(
-    "page", sorted({block.page for block in blocks("python")} - {"environments.md"}), ids=str
-)
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")} - RUN_ELSEWHERE), ids=str)
 def test_python_runs(page: str, written_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of one page run one after the other, in one namespace, beside a folder ``runs``."""
     monkeypatch.chdir(written_run)

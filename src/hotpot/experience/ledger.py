@@ -212,7 +212,7 @@ class Ledger:
                     "only a leased attempt ends, and it ends once"
                 )
         return [
-            _ended(leased[attempt_id], state, self._redact(reason), now)
+            _ended(leased[attempt_id], state, self._redact(reason) if reason else "", now)
             for attempt_id, reason in reasons.items()
         ]
 

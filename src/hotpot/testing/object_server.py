@@ -139,6 +139,9 @@ class ObjectServer:
             "-s3",
             f"-s3.port={ports['s3']}",
             f"-s3.port.grpc={ports['s3'] + 1}",
+            # Further doors have fixed ports by default, so that a second server would not start.
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
             f"-s3.config={self._keys}",
         ]
 

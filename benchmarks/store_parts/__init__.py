@@ -1,0 +1,1 @@
+"""Parts of ``benchmarks/store.py``: the load, the measurements, and what is compared with."""
