@@ -135,7 +135,7 @@ def mutated_arrow(dice, made):
         column = table.column_names[place]
         action = dice.randrange(7)
         if action == 0:
-            table = table.drop_columns([column])
+            table = table.remove_column(place)
         elif action == 1:
             table = table.append_column(dice.choice([column, "more"]), table.column(place))
         elif action == 2:
