@@ -39,7 +39,7 @@ def large(tmp_path_factory):
         for name, values in (("reward", random.normal(size=ROWS)), ("issue", np.full(ROWS, number))):
             place = steps.schema.get_field_index(name)
             steps = steps.set_column(place, steps.schema.field(place), pa.array(values))
-        lake.commit("steps", number, steps)
+        lake.commit("steps", number, steps, np.arange(ROWS))
         lake.publish(number, {"steps": ROWS})
     return folder
 
@@ -166,7 +166,7 @@ def test_order_and_rows_survive_compaction_shuffling_and_an_unfinished_commit(sm
     assert hotpot.open_run(small).table("steps").equals(expected)
     one.write_bytes(data)
     lake = lake_of(small)
-    lake.commit("steps", lake.watermark() + 5, expected)
+    lake.commit("steps", lake.watermark() + 5, expected, np.arange(expected.num_rows))
     assert hotpot.open_run(small).table("steps").equals(expected)
     reader = hotpot.open_run(small)
     handle = reader.lake.open_table("steps")
