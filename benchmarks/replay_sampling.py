@@ -25,6 +25,7 @@ from hotpot.experience import ExperienceStore, open_run, to_table
 from hotpot.experience.lake import Lake
 from hotpot.experience.replay import Replay
 from hotpot.experience.replay.flat import FlatBatch
+from hotpot.experience.storage import LakeLocation
 from hotpot.testing.records import make_row, make_trajectory
 from hotpot.types import GroupRow
 
@@ -134,7 +135,7 @@ def make_run(folder: Path, num_trajectories: int, *, segment: int = 2_048) -> No
     ]  # fmt: skip
     rows = to_table("trajectories", [t.row for t in base])
     steps = to_table("steps", [step for t in base for step in t.steps])
-    lake, number = Lake(folder / "lake"), 1_000_000
+    lake, number = Lake(LakeLocation.of(folder / "lake"), writer="run"), 1_000_000
     for begin in range(0, num_trajectories, segment):
         number += 1
         copies = range(begin // BASE, -(-min(begin + segment, num_trajectories) // BASE))
@@ -144,8 +145,10 @@ def make_run(folder: Path, num_trajectories: int, *, segment: int = 2_048) -> No
         }
         groups = sorted(set(tables["trajectories"].column("group_id").to_pylist()))
         tables["groups"] = to_table("groups", [make_row(GroupRow, group_id=g, update=number) for g in groups])
+        first = 0
         for name, table in tables.items():
-            lake.commit(name, number, table.combine_chunks())
+            lake.commit(name, number, table.combine_chunks(), np.arange(first, first + table.num_rows))
+            first += table.num_rows
         lake.publish(number, {name: table.num_rows for name, table in tables.items()})
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hotpot.config import ReplaySection, StoreSection
 from hotpot.errors import StoreError
-from hotpot.experience import ExperienceStore, open_run, read_trajectories, sequences
+from hotpot.experience import ExperienceStore, RunReader, open_run, read_trajectories, sequences
 from hotpot.experience.replay import Replay
 from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
 from hotpot.types import ConsumptionRow, EndReason, GroupRow, Purpose, UpdateRow
@@ -293,7 +293,7 @@ def test_what_the_lake_holds_no_more_is_not_drawn(run, monkeypatch):
     # A deletion by another program: the rows are gone from the views, and the cache folder with them.
     import duckdb
 
-    query = open_run(run.folder).__class__._query
+    query = RunReader._query
 
     def without(self, text, params, tables):
         found = query(self, text, params, tables)

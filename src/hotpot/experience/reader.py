@@ -94,7 +94,7 @@ class RunReader:
 
     def watermark(self) -> int:
         """Return the number of the last log segment that is wholly in the lake; 0 where there is none."""
-        return self.lake.watermark()
+        return self.lake.watermark() if self._fixed is None else self._fixed.watermark
 
     def table(
         self,

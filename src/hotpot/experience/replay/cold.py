@@ -1,7 +1,8 @@
 """Cold: any trajectory of the record, fast.
 
 Owns the way to a trajectory: the cache's block of its log segment, filled from the lake on first use; or, for what is not
-in the lake yet, the log's tail. Knows no sampler.
+in the lake yet, the log's tail. Knows no sampler. Why a cache: 256 random trajectories touch every row group of a lake, so
+reading them from Parquet costs a hundred times as much as from mapped files (figures in ``docs/replay.md``).
 
 Invariants: what comes back is what was recorded, bit for bit; a trajectory the record does not hold comes back as None.
 """

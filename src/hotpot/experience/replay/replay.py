@@ -50,11 +50,11 @@ class Replay:
         ``cache_folder`` may be empty, missing or of any age; it is made and kept in order. Raises
         :class:`hotpot.errors.StoreError` where the record can't be read.
         """
-        index = Index()
-        watermark, lines = read_lines(reader)
+        index, moment = Index(), reader.at_once()
+        watermark, lines = read_lines(moment)
         index.extend(lines)
-        index.last_update = max(index.last_update, read_last_update(reader))
-        for update, ids in read_replayed(reader):
+        index.last_update = max(index.last_update, read_last_update(moment))
+        for update, ids in read_replayed(moment):
             places = index.places_of(id_keys(ids))
             known = places[places >= 0]
             # What a run took over from another one is a fresh use, though it is named cold.
