@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotpot.config import StoreSection
-from hotpot.experience import ExperienceStore, RunReader
+from hotpot.experience import SCHEMAS, ExperienceStore, RunReader
 from hotpot.experience.columns import ColumnReader
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN
 from hotpot.experience.storage import LakeLocation
 from hotpot.testing.records import make_group, make_leases
 
 BY_SQL = "1 = 1"
+SCHEMA = pa.schema([SCHEMAS["steps"].field("reward")])
 
 
 @pytest.fixture
@@ -72,9 +73,9 @@ def assert_twice(paths: list[str], watermark: int, rewards: list[float]) -> None
     """Read the rewards, then again with what the first time found out."""
     reader = ColumnReader(LakeLocation.of(Path(paths[0]).parent if paths else "."))
     for _ in range(2):
-        pieces = reader.read(paths, watermark, ["reward"])
+        pieces = reader.read(paths, watermark, SCHEMA)
         assert [value for piece in pieces for value in piece["reward"].to_pylist()] == rewards
-    batches = reader.batches(paths, watermark, ["reward"], 4)
+    batches = reader.batches(paths, watermark, SCHEMA, 4)
     assert sorted(value for batch in batches for value in batch["reward"].to_pylist()) == rewards
 
 

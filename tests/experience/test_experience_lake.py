@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
@@ -67,15 +68,19 @@ def test_runs_share_a_lake_at_the_same_time_and_each_sees_its_own(tmp_path):
         open_store(tmp_path / "runs" / "a")
 
 
+def commit(lake, table, segment, rows):
+    return lake.commit(table, segment, rows, np.arange(rows.num_rows))
+
+
 def test_a_commit_that_lost_to_another_change_is_tried_again_on_the_newer_table(tmp_path, monkeypatch):
     lakes = [Lake(LakeLocation.of(tmp_path / "lake"), writer=name) for name in ("a", "b")]
     rows = to_table("events", [make_row(EventRow)])
-    assert lakes[0].commit("events", 1, rows)
+    assert commit(lakes[0], "events", 1, rows)
     real, refusals = lake_module.write_deltalake, []
 
     def write(lake, segment):
         monkeypatch.setattr(lake_module, "write_deltalake", real)
-        assert lake.commit("events", segment, rows)
+        assert commit(lake, "events", segment, rows)
         monkeypatch.setattr(lake_module, "write_deltalake", lost)
 
     def lost(*arguments, **keywords):
@@ -87,9 +92,9 @@ def test_a_commit_that_lost_to_another_change_is_tried_again_on_the_newer_table(
         return real(*arguments, **keywords)
 
     monkeypatch.setattr(lake_module, "write_deltalake", lost)
-    assert lakes[0].commit("events", 2, rows)
+    assert commit(lakes[0], "events", 2, rows)
     monkeypatch.setattr(lake_module, "write_deltalake", real)
-    assert not lakes[0].commit("events", 2, rows)
+    assert not commit(lakes[0], "events", 2, rows)
     refusals.clear()
 
     def never(*_, **__):
@@ -98,7 +103,7 @@ def test_a_commit_that_lost_to_another_change_is_tried_again_on_the_newer_table(
 
     monkeypatch.setattr(lake_module, "write_deltalake", never)
     with pytest.raises(CommitFailedError):
-        lakes[0].commit("events", 3, rows)
+        commit(lakes[0], "events", 3, rows)
     assert len(refusals) == lake_module.COMMIT_TRIES
 
 
@@ -108,7 +113,7 @@ def test_appending_goes_on_while_others_rewrite_the_table(tmp_path, how):
     other = Lake(LakeLocation.of(tmp_path / "lake"), writer="run")
     for segment in range(1, 25):
         rows = to_table("events", [make_row(EventRow, update=segment)] * 3)
-        assert lake.commit("events", segment, rows)
+        assert commit(lake, "events", segment, rows)
         assert lake.publish(segment, {"events": 3})
         if segment % 6 == 0:
             table = other.open_table("events")
@@ -129,8 +134,8 @@ def test_two_writers_and_a_compaction_at_the_same_time_lose_and_repeat_nothing(t
     def write(name):
         lake = Lake(location, writer=name)
         for segment in range(1, 21):
-            assert lake.commit(
-                "events", segment, to_table("events", [make_row(EventRow, update=segment)] * 2)
+            assert commit(
+                lake, "events", segment, to_table("events", [make_row(EventRow, update=segment)] * 2)
             )
             assert lake.publish(segment, {"events": 2})
 
@@ -176,8 +181,8 @@ def test_a_lake_of_the_layout_before_is_read_and_written_in_its_own_layout(tmp_p
     assert mark >= 2
     before = lake.open_table("consumptions").count()
     row = make_row(ConsumptionRow, weight=0.25)
-    assert not lake.commit("consumptions", 1, to_table("consumptions", [row]))
-    assert lake.commit("consumptions", mark + 1, to_table("consumptions", [row]))
+    assert not commit(lake, "consumptions", 1, to_table("consumptions", [row]))
+    assert commit(lake, "consumptions", mark + 1, to_table("consumptions", [row]))
     assert lake.publish(mark + 1, {"consumptions": 1})
     assert lake.watermark() == mark + 1
     table = lake.open_table("consumptions")

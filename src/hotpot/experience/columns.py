@@ -62,10 +62,10 @@ class ColumnReader:
         self._learn(paths)
         return all(self._contents[path].columns.issuperset(columns) for path in paths)
 
-    def read(self, paths: Sequence[str], watermark: int, columns: Sequence[str]) -> list[pa.Table]:
-        """Return the columns of all rows up to the watermark, in the order of recording, in pieces.
+    def read(self, paths: Sequence[str], watermark: int, schema: pa.Schema) -> list[pa.Table]:
+        """Return the columns of ``schema`` of all rows up to the watermark, in the order of recording, in pieces.
 
-        Raises :class:`StoreError` where a file can't be read.
+        Files may hold the same values in another representation (a deletion rewrites text as views). Raises :class:`StoreError` where a file can't be read.
         """
         wanted = self._counted(paths, watermark)
         contents = [self._contents[path] for path in wanted]
@@ -73,29 +73,30 @@ class ColumnReader:
             one.last < two.first for one, two in itertools.pairwise(contents)
         )
         if ordered:
-            return self._read_all(wanted, columns)
-        hidden = [name for name in _HIDDEN if name not in columns]
-        table = pa.concat_tables(self._read_all(wanted, [*columns, *hidden]))
+            return self._read_all(wanted, schema)
+        hidden = [pa.field(name, pa.int64()) for name in _HIDDEN if name not in schema.names]
+        table = pa.concat_tables(self._read_all(wanted, pa.schema([*schema, *hidden])))
         table = table.filter(pc.field(SEGMENT_COLUMN) <= watermark)
-        return [table.sort_by([(name, "ascending") for name in _HIDDEN]).select(list(columns))]
+        table = table.sort_by([(name, "ascending") for name in _HIDDEN]).select(schema.names)
+        return [table.cast(schema)]
 
     def batches(
-        self, paths: Sequence[str], watermark: int, columns: Sequence[str], batch_rows: int
+        self, paths: Sequence[str], watermark: int, schema: pa.Schema, batch_rows: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of all rows up to the watermark, at most ``batch_rows`` at once, file by file.
+        """Yield the columns of ``schema`` of all rows up to the watermark, at most ``batch_rows`` at once, file by file.
 
         Each row once; in the order of recording where the files keep it. No more than a row group of the columns is in
         memory. Raises :class:`StoreError` where a file can't be read.
         """
         for path in self._counted(paths, watermark):
             above = self._contents[path].last[0] > watermark
-            read = [*columns, SEGMENT_COLUMN] if above else list(columns)
+            read = [*schema.names, SEGMENT_COLUMN] if above else schema.names
             try:
                 with self._open(path) as file:
                     for batch in file.iter_batches(batch_rows, columns=read, use_threads=False):
                         if above:
                             batch = batch.filter(pc.field(SEGMENT_COLUMN) <= watermark)
-                        yield batch.select(list(columns))
+                        yield batch.select(schema.names).cast(schema)
             except (OSError, pa.ArrowException) as error:
                 raise _unreadable(path, error) from error
 
@@ -132,8 +133,8 @@ class ColumnReader:
             in_order=in_order,
         )
 
-    def _read_all(self, paths: Sequence[str], columns: Sequence[str]) -> list[pa.Table]:
-        return self._map(lambda path: self._read_one(path, columns), paths)
+    def _read_all(self, paths: Sequence[str], schema: pa.Schema) -> list[pa.Table]:
+        return self._map(lambda path: self._read_one(path, schema.names).cast(schema), paths)
 
     def _read_one(self, path: str, columns: Sequence[str]) -> pa.Table:
         try:

@@ -141,10 +141,7 @@ class RunReader:
         snapshot = self._plain(name, schema, where)
         if snapshot is not None:
             found = snapshot.tables[name]
-            yield from (
-                batch.cast(schema)
-                for batch in self._columns.batches(found.paths, snapshot.watermark, schema.names, batch_rows)
-            )
+            yield from self._columns.batches(found.paths, snapshot.watermark, schema, batch_rows)
             yield from found.tail.select(schema.names).cast(schema).to_batches(batch_rows)
             return
         query = f"SELECT {_listed(schema.names)} FROM recorded_{name} WHERE ({where})"
@@ -162,8 +159,8 @@ class RunReader:
 
     def _whole(self, name: str, schema: pa.Schema, snapshot: Snapshot) -> pa.Table:
         found = snapshot.tables[name]
-        pieces = self._columns.read(found.paths, snapshot.watermark, schema.names)
-        return pa.concat_tables([piece.cast(schema) for piece in (*pieces, found.tail.select(schema.names))])
+        pieces = self._columns.read(found.paths, snapshot.watermark, schema)
+        return pa.concat_tables([*pieces, found.tail.select(schema.names).cast(schema)])
 
     def _snapshot(self, tables: Collection[str]) -> Snapshot:
         if self._fixed is not None:
