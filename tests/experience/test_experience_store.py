@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError
 
 from hotpot.config import StoreSection
 from hotpot.errors import (
@@ -755,3 +757,24 @@ def test_a_log_segment_already_in_the_lake_is_not_applied_again(folder):
     open_store(folder, resume=True).close()
     assert count(folder, "trajectories") == 8
     assert list((folder / "wal").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DeltaError("Schema error: Cannot merge metadata with different values for key meaning"),
+        SchemaMismatchError("x"),
+        DeltaProtocolError("x"),
+    ],
+)
+def test_a_failure_that_no_waiting_changes_is_told_at_once(folder, monkeypatch, error):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(lake_module, "write_deltalake", refuse)
+    store = open_store(folder)
+    append(store, make_group())
+    with pytest.raises(StoreError, match=re.escape(str(error))):
+        store.flush(timeout_s=60)
+    with pytest.raises(StoreError):
+        store.close()

@@ -26,7 +26,7 @@ import pyarrow as pa
 from hotpot.errors import BacklogError, StoreError
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.health import ArchiveHealth, ArchiveStatus, Told
-from hotpot.experience.lake import LAKE_ERRORS, Lake, plain
+from hotpot.experience.lake import LAKE_ERRORS, Lake, is_permanent, plain
 from hotpot.experience.order import row_numbers
 from hotpot.experience.wal import read_segment, sync_folder
 from hotpot.timeline import Timeline
@@ -287,7 +287,9 @@ class Archive:
 
 def _may_pass(error: BaseException) -> bool:
     # Storage that refused may take it later. What was found out here (another owner, damage, a failed sync) stays true.
-    return not isinstance(error, StoreError) or error.__cause__ is not None
+    if isinstance(error, StoreError):
+        return error.__cause__ is not None
+    return not is_permanent(error)
 
 
 def archive_segment(lake: Lake, path: Path, timeline: Timeline) -> None:

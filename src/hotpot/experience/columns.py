@@ -3,8 +3,8 @@
 Owns which parts of a file are read. Knows no SQL, no log and no ledger: it is handed the files of one snapshot, its
 watermark and the log's tail. A lake's files never change, so what is learned of one is kept: its footer, and from one
 look at the hidden columns which log segments it holds and whether its rows stand in the order of recording. After
-that only the chunks of the wanted columns are read, but for files that are out of order or reach above the watermark
-(a compaction may shuffle rows): there the hidden columns are read again, and the rows filtered and sorted.
+that only the chunks of the wanted columns are read. For files that are out of order or reach above the watermark (a
+compaction may shuffle rows) the arrangement of their rows is worked out from the hidden columns once, and kept.
 """
 
 import itertools
@@ -21,6 +21,7 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
 from hotpot.errors import StoreError
+from hotpot.experience.arrangement import Arrangement
 from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN
 from hotpot.experience.storage import LakeLocation
 
@@ -30,7 +31,10 @@ KEPT_FOOTER_BYTES = 16 << 20
 READERS = 4
 """Files read at once."""
 
-_HIDDEN = (SEGMENT_COLUMN, ROW_COLUMN)
+KEPT_ARRANGEMENTS = 16
+"""Orders of rows kept, each of one list of files."""
+
+_HIDDEN = pa.schema([(SEGMENT_COLUMN, pa.int64()), (ROW_COLUMN, pa.int64())])
 
 Found = TypeVar("Found")
 
@@ -56,6 +60,7 @@ class ColumnReader:
         self._contents: dict[str, _Contents] = {}
         # Files of one schema share the set of their columns.
         self._column_sets: dict[frozenset[str], frozenset[str]] = {}
+        self._arrangements: OrderedDict[tuple[tuple[str, ...], int], Arrangement] = OrderedDict()
 
     def hold(self, paths: Sequence[str], columns: Sequence[str]) -> bool:
         """Whether every file has all the columns (one of an older schema may lack some). Raises as :meth:`read`."""
@@ -74,11 +79,8 @@ class ColumnReader:
         )
         if ordered:
             return self._read_all(wanted, schema)
-        hidden = [pa.field(name, pa.int64()) for name in _HIDDEN if name not in schema.names]
-        table = pa.concat_tables(self._read_all(wanted, pa.schema([*schema, *hidden])))
-        table = table.filter(pc.field(SEGMENT_COLUMN) <= watermark)
-        table = table.sort_by([(name, "ascending") for name in _HIDDEN]).select(schema.names)
-        return [table.cast(schema)]
+        arrangement = self._arranged(tuple(wanted), watermark)
+        return [arrangement.apply(pa.concat_tables(self._read_all(wanted, schema)))]
 
     def batches(
         self, paths: Sequence[str], watermark: int, schema: pa.Schema, batch_rows: int
@@ -100,6 +102,17 @@ class ColumnReader:
             except (OSError, pa.ArrowException) as error:
                 raise _unreadable(path, error) from error
 
+    def _arranged(self, paths: tuple[str, ...], watermark: int) -> Arrangement:
+        found = self._arrangements.pop((paths, watermark), None)
+        if found is None:
+            hidden = pa.concat_tables(self._read_all(paths, _HIDDEN))
+            segments, rows = (hidden.column(name).to_numpy() for name in _HIDDEN.names)
+            found = Arrangement.of(segments, rows, watermark)
+        self._arrangements[paths, watermark] = found
+        while len(self._arrangements) > KEPT_ARRANGEMENTS:
+            self._arrangements.popitem(last=False)
+        return found
+
     def _counted(self, paths: Sequence[str], watermark: int) -> list[str]:
         """Return the files that hold rows up to the watermark, by their first row."""
         self._learn(paths)
@@ -116,10 +129,10 @@ class ColumnReader:
             self._contents[path] = contents
 
     def _look(self, path: str) -> _Contents:
-        hidden = self._read_one(path, _HIDDEN)
+        hidden = self._read_one(path, _HIDDEN.names)
         names = frozenset(self._footers[path].schema.to_arrow_schema().names)
         columns = self._column_sets.setdefault(names, names)
-        segments, rows = (hidden.column(name).to_numpy() for name in _HIDDEN)
+        segments, rows = (hidden.column(name).to_numpy() for name in _HIDDEN.names)
         if not len(segments):
             return _Contents(columns=columns, num_rows=0, first=(0, 0), last=(0, 0), in_order=True)
         steps, places = np.diff(segments), np.diff(rows)

@@ -33,7 +33,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    DeltaProtocolError,
+    SchemaMismatchError,
+    TableNotFoundError,
+)
 from numpy.typing import NDArray
 
 from hotpot.errors import StoreError, UsageError
@@ -59,6 +65,8 @@ __all__ = ["LAKE_ERRORS", "ROW_COLUMN", "RUN_COLUMN", "SEGMENT_COLUMN", "Lake", 
 
 LAKE_ERRORS = (DeltaError, OSError, pa.ArrowException)
 """What a failing storage raises here."""
+
+_PERMANENT = (SchemaMismatchError, DeltaProtocolError)
 
 COMMIT_TRIES = 8
 """Tries of one commit against other writers' changes, before the caller hears of it."""
@@ -207,8 +215,7 @@ class Lake:
         rows = _laid_out(data, handle, self.writer)
         known = {field.name for field in handle.schema().fields}
         fresh = set(rows.column_names) - known
-        if fresh:
-            rows = _mergeable(rows, known)
+        rows = _fitting(rows, known)
         reach(f"lake_before_{name}")
         write_deltalake(
             handle,
@@ -281,6 +288,14 @@ class Lake:
         return handle
 
 
+def is_permanent(error: BaseException) -> bool:
+    """Whether a failure is about what the table is, which no waiting changes: another schema, a newer protocol."""
+    # A refused merge of schemas comes as a plain DeltaError; its text is all that tells it from an outage.
+    return isinstance(error, _PERMANENT) or (
+        isinstance(error, DeltaError) and str(error).startswith("Schema error")
+    )
+
+
 def _is_partitioned(handle: DeltaTable) -> bool:
     return RUN_COLUMN in handle.metadata().partition_columns
 
@@ -298,9 +313,9 @@ def _laid_out(data: pa.Table, handle: DeltaTable, run: str) -> pa.Table:
     return data.add_column(0, RUN_FIELD, runs)
 
 
-def _mergeable(rows: pa.Table, known: set[str]) -> pa.Table:
-    """Return ``rows`` such that a table of an older schema takes them: what is new to it may be null, and what it knows
-    keeps the meaning and unit that are written there."""
+def _fitting(rows: pa.Table, known: set[str]) -> pa.Table:
+    """Return ``rows`` such that a table made by another release takes them: what is new to it may be null, and what it
+    knows keeps the meaning and unit that are written there (Delta takes no differing ones)."""
     fields = [
         field.remove_metadata() if field.name in known else field.with_nullable(True) for field in rows.schema
     ]

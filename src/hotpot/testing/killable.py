@@ -194,7 +194,7 @@ class Commands:
             [
                 make_row(EventRow, kind="noted", detail=f'{{"number":{number}}}', **own),
                 make_row(EvaluationRow, evaluation=number, **own),
-                make_row(VersionRow, kind="policy", version=str(number), **own),
+                make_row(VersionRow, kind="policy", version=str(number + 1), **own),
             ]
         )
 
