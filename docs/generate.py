@@ -221,7 +221,14 @@ def _metrics() -> str:
             "Gauges are recorded in table `metrics` under their name.\n"
         ),
     ]
-    titles = {"rollout": "Rollout", "learn": "Learning", "evaluation": "Evaluation", "system": "System"}
+    titles = {
+        "rollout": "Rollout",
+        "gate": "Gate",
+        "learn": "Learning",
+        "replay": "Replay",
+        "evaluation": "Evaluation",
+        "system": "System",
+    }
     for prefix, title in titles.items():
         chosen = [found for found in METRICS.values() if found.name.startswith(f"{prefix}/")]
         parts.append(f"\n## {title}\n")

@@ -50,6 +50,8 @@ def test_pages_cover_everything(generator: ModuleType) -> None:
         "show",
         "sql",
         "lineage",
+        "lake compact",
+        "lake quarantine list",
         "model warmstart",
         "model info",
         "env list",

@@ -132,8 +132,8 @@ def trajectory_lineage(reader: SqlReader, trajectory_id: str) -> TrajectoryLinea
         checksums AS (SELECT policy_version, any_value(policy_checksum) AS checksum FROM steps GROUP BY 1)
         SELECT policy_version, coalesce(any_value(checksum), '') AS checksum,
           sum(num_tokens)::BIGINT AS num_tokens,
-          nullif(coalesce(any_value(update), any_value(manifest->>'$.update')::BIGINT), 0) AS made_by_update,
-          coalesce(any_value(manifest->>'$.origin'), '') AS origin
+          nullif(coalesce(any_value(update), any_value(TRY_CAST(manifest AS JSON)->>'$.update')::BIGINT), 0) AS made_by_update,
+          coalesce(any_value(TRY_CAST(manifest AS JSON)->>'$.origin'), '') AS origin
         FROM spans LEFT JOIN checksums USING (policy_version)
           LEFT JOIN (SELECT new_policy_version AS policy_version, update FROM updates) USING (policy_version)
           LEFT JOIN (SELECT TRY_CAST(version AS BIGINT) AS policy_version, manifest FROM versions

@@ -197,6 +197,6 @@ _UPDATES = """
     FROM updates"""
 
 _POLICIES = """
-    SELECT run_id, TRY_CAST(version AS BIGINT) AS version, manifest->>'$.checksum' AS checksum,
-      coalesce(manifest->>'$.origin', run_id) AS origin
+    SELECT run_id, TRY_CAST(version AS BIGINT) AS version, TRY_CAST(manifest AS JSON)->>'$.checksum' AS checksum,
+      coalesce(TRY_CAST(manifest AS JSON)->>'$.origin', run_id) AS origin
     FROM versions WHERE kind = 'policy' ORDER BY 2"""
