@@ -262,14 +262,15 @@ def _commands() -> str:
             "130 ended by Ctrl-C. A run is named by its folder, or by its id under `--runs`.\n"
         ),
     ]
-    root: Any = typer.main.get_command(app)
-    for name, command in root.commands.items():
-        if hasattr(command, "commands"):
-            for inner_name, inner in command.commands.items():
-                parts.append(_command(f"hotpot {name} {inner_name}", inner))
-        else:
-            parts.append(_command(f"hotpot {name}", command))
-    return "".join(parts)
+    return "".join([*parts, *_commands_of("hotpot", typer.main.get_command(app))])
+
+
+def _commands_of(path: str, command: Any) -> list[str]:
+    if not hasattr(command, "commands"):
+        return [_command(path, command)]
+    return [
+        part for name, inner in command.commands.items() for part in _commands_of(f"{path} {name}", inner)
+    ]
 
 
 def _command(path: str, command: Any) -> str:

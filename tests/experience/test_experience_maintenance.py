@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,9 +26,14 @@ from hotpot.types import TABLES
 WORKER = Path(__file__).with_name("maintenance_runs.py")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "run")
+
+
 @pytest.fixture
-def run(tmp_path):
-    return make_run(tmp_path / "runs" / "run")
+def run(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "runs" / "run"))
 
 
 def num_files(folder, table):
@@ -52,6 +58,7 @@ def test_compaction_leaves_one_file_a_table_and_the_same_record(run):
     assert verify(open_run(run), deep=True).good
 
 
+@pytest.mark.slow
 def test_compaction_beside_a_writer_in_another_process(tmp_path):
     folder = make_run(tmp_path / "runs" / "run", rounds=3)
     first = contents(open_run(folder))
@@ -72,6 +79,7 @@ def test_compaction_beside_a_writer_in_another_process(tmp_path):
     assert whole["steps"][: len(first["steps"])] == first["steps"]
 
 
+@pytest.mark.slow
 def test_vacuum_keeps_what_the_last_updates_used(run):
     versions = {
         found.update: found.versions["steps"] for found in update_versions(open_run(run).lake, last=6)
@@ -103,6 +111,7 @@ def test_a_vacuum_without_retention_needs_the_run_for_itself(run):
         assert len(vacuum(open_run(run), retention_hours=SAFE_HOURS)) > 5
 
 
+@pytest.mark.slow
 def test_a_run_as_of_an_update_whatever_became_of_its_files(tmp_path):
     folder = tmp_path / "runs" / "run"
     store = make_run(folder, rounds=0, close=False)

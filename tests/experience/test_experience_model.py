@@ -92,7 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 def test_a_few_histories():
     StoreMachine.TestCase.settings = settings(
-        max_examples=6, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=3, stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck)
     )
     StoreMachine.TestCase().runTest()
 

@@ -110,6 +110,7 @@ def test_the_signal_is_the_learners_in_any_order_of_arrival(groups, split, rando
             assert index.advantages[place] == pytest.approx(advantage)
 
 
+@pytest.mark.slow
 def test_the_index_takes_little_and_the_same_for_each():
     def lines(begin: int, count: int) -> pa.Table:
         numbers = np.arange(begin, begin + count)

@@ -188,8 +188,8 @@ def test_push_down_is_kept_over_files_of_both_versions(tmp_path, monkeypatch):
     plans = []
     prepare = hotpot.experience.reader._prepare
 
-    def spy(database, snapshot, **keywords):
-        prepare(database, snapshot, **keywords)
+    def spy(database, *arguments, **keywords):
+        prepare(database, *arguments, **keywords)
         (plan,) = database.sql("EXPLAIN SELECT sum(weight) FROM consumptions WHERE update >= 3").fetchall()
         plans.append(plan[1])
 

@@ -42,6 +42,7 @@ def points(rewards, changes: dict[str, list[int]]) -> list[GroupPoint]:
 
 @pytest.mark.parametrize("jump", [0.5, -0.5])
 @pytest.mark.parametrize("kind", ["env", "reward", "prompt"])
+@pytest.mark.slow
 def test_a_planted_change_of_twice_the_noise_ranks_first_and_no_false_alarm_above_it(kind, jump) -> None:
     first, listed_publishes = 0, 0
     for seed in range(RUNS):
