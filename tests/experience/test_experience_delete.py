@@ -138,3 +138,13 @@ def test_it_is_repeated_and_refused_in_words(run):
         remove(run, "77.0.0")
     with pytest.raises(UsageError, match="reason"):
         delete(open_run(run), "1.2.0", reason=" ", settings=SETTINGS)
+
+
+def test_one_after_the_other_goes_and_asking_again_is_no_error(run):
+    with open_store(run, resume=True) as store:
+        append(store, secret_trajectory(910), secret_trajectory(911))
+    for trajectory_id in ("910.0.0", "911.0.0", "900.0.0"):
+        remove(run, trajectory_id)
+    left = open_run(run).table("steps", ["trajectory_id"])["trajectory_id"].to_pylist()
+    assert not {"910.0.0", "911.0.0", "900.0.0"} & set(left)
+    assert verify(open_run(run)).good

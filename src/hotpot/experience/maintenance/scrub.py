@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.lake import Lake
-from hotpot.experience.maintenance.tables import TableFolder, data_files, folder_of
+from hotpot.experience.maintenance.tables import TableFolder, data_files, folder_of, plain
 
 _ENTRY = re.compile(r"_delta_log/\d{20}\.json")
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint.*\.parquet")
@@ -55,7 +55,7 @@ def scrub(lake: Lake, table: str, column: str, value: str) -> dict[str, int]:
 def _holds(folder: TableFolder, path: str, column: str, value: str) -> bool:
     try:
         with folder.open(path) as parquet:
-            ids = parquet.read(columns=[column]).column(0)
+            ids = plain(parquet.read(columns=[column])).column(0)
     except (OSError, pa.ArrowException):
         return True
     return bool(pc.any(pc.equal(ids, pa.scalar(value))).as_py())

@@ -141,7 +141,7 @@ def read_columns(folder: TableFolder, files: list[DataFile], columns: list[str])
     for file in files:
         try:
             with folder.open(file.path) as parquet:
-                pieces.append(_plain(parquet.read(columns=columns)))
+                pieces.append(plain(parquet.read(columns=columns)))
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 f"can't read {folder.uri}/{file.path}: {error}; restore it from a copy, "
@@ -150,8 +150,8 @@ def read_columns(folder: TableFolder, files: list[DataFile], columns: list[str])
     return pa.concat_tables(pieces, promote_options="permissive")
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    # A file that a deletion rewrote says string_view where the others say string.
+def plain(table: pa.Table) -> pa.Table:
+    """Return the columns of a file as text and lists of text: one that a deletion rewrote says string_view instead."""
     return table.cast(pa.schema([field.with_type(_without_views(field.type)) for field in table.schema]))
 
 
