@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -690,7 +691,15 @@ def test_log_and_ledger_that_disagree_stop_the_store_until_recovered(folder, mon
     assert count(folder, "trajectories") == 8
 
 
-def test_an_interrupt_never_falls_between_log_and_ledger(folder):
+@pytest.fixture
+def interruptible():
+    """A shell's background job ignores Ctrl-C; here it counts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_never_falls_between_log_and_ledger(folder, interruptible):
     """Ctrl-C while frames are being written, many times: whatever is in the log is on the ledger, and the run goes on."""
     import _thread
 
