@@ -1,7 +1,8 @@
 """The careless demonstrator of ``order_desk``: the right procedure with three bad habits, right one time in five.
 
 Each habit is drawn once per episode, independently: the list price instead of the customer's, ``+`` instead of ``*``,
-and a made-up number instead of a calculation. It reads what it acts on from the messages, as a model must.
+and a made-up number instead of a calculation. It reads what it acts on from the messages, as a model must, but for the
+words ``at list price``: it takes no notice of them, so where they stand its first habit is the right one.
 """
 
 import re
@@ -9,6 +10,7 @@ from random import Random
 
 from hotpot.envs.base import Demonstrator
 from hotpot.envs.order_desk.params import OrderDeskParams
+from hotpot.envs.order_desk.tasks import AT_LIST_PRICE
 from hotpot.ids import canonical_json, sha256_hex
 from hotpot.types import Action, Message, Task, ToolCall
 
@@ -55,7 +57,7 @@ class CarelessDemonstrator(Demonstrator):
         match = _ORDER.fullmatch(text)
         if match is None:
             return Action(answer="0")
-        for line in match["lines"].split(" and "):
+        for line in match["lines"].removesuffix(AT_LIST_PRICE).split(" and "):
             quantity, item = line.split()
             self._lines.append((int(quantity), item))
         return self._ask("find_customer", name=match["customer"])
