@@ -301,7 +301,7 @@ def test_an_order_at_list_price_is_the_same_order_with_the_other_price_right() -
         either = load_environment("order_desk", {"price_basis": "either"}).task(split, 3, index)
         bases[read_order(either).at_list] += 1
     assert bases[True] == pytest.approx(200, abs=50)
-    assert 380 < same  # where a total was a careless one too, one of them was drawn again
+    assert same > 380  # where a total was a careless one too, one of them was drawn again
     order = replace(ORDER, at_list=True)
     world = LISTED.make()
     observation = world.reset(task_of(order), 0)
@@ -311,10 +311,17 @@ def test_an_order_at_list_price_is_the_same_order_with_the_other_price_right() -
     assert order.careless_totals() == {51, 20, 26}
 
 
-def test_the_habit_of_list_prices_is_right_where_the_order_says_so() -> None:
-    demonstrator_contract(LISTED, low=0.29, high=0.37, num_tasks=2000)
-    habit = load_environment("order_desk", CAREFUL | {"careless_price": 1, "price_basis": "list"})
-    assert all(demonstrate(habit, habit.task(Split.HOLDOUT, 0, index), index).success for index in range(50))
+@pytest.mark.parametrize("careless", [0, 1])
+def test_the_demonstrator_reads_which_price_is_right(careless: int) -> None:
+    habits = CAREFUL | {"careless_price": careless, "price_basis": "either", "max_lines": 2}
+    env = load_environment("order_desk", habits)
+    for index in range(100):
+        shown = demonstrate(env, env.task(Split.HOLDOUT, 0, index), index)
+        order = read_order(shown.task)
+        tools = [step.action.tool_call.name for step in shown.exchanges if step.action.tool_call]
+        wanted = "list_price" if order.at_list is not bool(careless) else "customer_price"
+        assert tools == ["find_customer", *[wanted] * len(order.lines), "calculate"]
+        assert shown.success is not bool(careless)
 
 
 @BOTH

@@ -28,9 +28,10 @@ class OrderDeskParams(BaseModel):
     """Digits of a price, which is drawn anew for every task."""
     price_basis: Literal["agreed", "list", "either"] = "agreed"
     """What an order is priced at: the customer's prices; the list prices, which the order then says (``at list price``);
-    or, drawn for each order, one of the two. The demonstrator takes no notice of it."""
+    or, drawn for each order, one of the two."""
     careless_price: Probability = 0.62
-    """Probability that the demonstrator takes the list price instead of the customer's, whatever the order says."""
+    """Probability that the demonstrator takes the list price instead of the customer's, or the other way round where the
+    order is at list price."""
     careless_operator: Probability = 0.45
     """Probability that the demonstrator adds quantity and price instead of multiplying."""
     careless_guess: Probability = 0.04
