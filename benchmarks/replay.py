@@ -37,9 +37,9 @@ SPARSE = "recipes/order_desk_sparse.toml"
 SPARSE_ARMS = {"plain": ["replay.share=0"], "replay": []}
 
 SWITCH = "recipes/order_desk_switch.toml"
-SWITCH_ARMS = {"plain": ["replay.share=0"], "replay": ["replay.share=0.3"]}
+SWITCH_ARMS = {"plain": ["replay.share=0"], "replay": ["replay.share=0.4"]}
 A, B, BOTH = (f"env.params.price_basis={basis}" for basis in ("agreed", "list", "either"))
-UPDATES_A, UPDATES_B, UPDATES_BACK = 8, 24, 4
+UPDATES_A, UPDATES_B, UPDATES_BACK = 10, 14, 4
 
 JUDGED = (("sparse", "area"), ("switch", "a_kept"))
 
