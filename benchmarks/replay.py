@@ -2,15 +2,20 @@
 
 ``sparse``  A policy that succeeds in about 2 of 100 orders learns with few episodes an update; the replaying arm draws
             its successes again (only positive advantages, hot).
-``switch``  A policy trained on orders of one or two lines (A) goes on with orders of one line (B), then is measured on A
-            again; the replaying arm draws from A's history (cold) while it learns B.
+``switch``  A policy trained to charge agreed prices (A) goes on with orders at list price (B), then comes back to A; the
+            replaying arm draws A's history (cold) while it learns B.
 
-Both arms of a pair have the same seed, starting model (for ``switch`` the same run so far), number of episodes and number
-of updates, and the same settings but those of replay. Settings were chosen on seed 900 for each arm; plain learning had
-its choice of one and two epochs. Success is measured on hold-out tasks at the training temperature. ``area`` is the mean
-of the success curve over the updates (trapezoids). Ends with one JSON line; exits with 1 where the mean difference of
-an experiment is not above 0. Environment: SEEDS (numbers, by default 901,902,903), PARTS (sparse, which is the default, and
-switch, whose settings are not chosen yet), FOLDER (go on in it: models and runs that are there are kept).
+Both arms of a pair have the same seed, starting model (for ``switch`` the same run of A), number of episodes and number
+of updates, and the same settings but those named in ``SPARSE_ARMS`` and ``SWITCH_ARMS``. They were chosen on seed 900;
+``docs/replay-results.md`` says what was tried. Success is measured on hold-out tasks at the training temperature.
+
+Figures, each by seed and arm, with the paired differences (replay minus plain). Of ``sparse``: ``final`` success, and
+``area``, the mean of the success curve over the updates (trapezoids). Of ``switch``: ``a`` success on A before the
+switch; after B ``b`` on B and ``a_kept`` on A; after the return to A ``a_back`` on A.
+
+Ends with one JSON line; exits with 1 where the mean difference of ``area`` or ``a_kept`` is not above 0. Environment:
+SEEDS (numbers, by default 901,902,903), PARTS (by default sparse,switch), FOLDER (go on in it: models and runs that are
+there are kept, one that was cut off goes on).
 """
 
 import itertools
@@ -21,127 +26,140 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HOTPOT = [sys.executable, "-m", "hotpot.cli"]
-SEEDS = tuple(int(seed) for seed in os.environ.get("SEEDS", "901,902,903").split(","))
-PARTS = os.environ.get("PARTS", "sparse").split(",")
 MEASURE = ["run.threads=1", "run.trace=false", "evaluation.greedy=false", "evaluation.num_tasks=128"]
 
 SPARSE = "recipes/order_desk_sparse.toml"
 SPARSE_ARMS = {"plain": ["replay.share=0"], "replay": []}
 
 SWITCH = "recipes/order_desk_switch.toml"
-SWITCH_ARMS = {"plain": ["replay.share=0"], "replay": []}
-A, B = "env.params.max_lines=2", "env.params.max_lines=1"
-UPDATES_A, UPDATES_B, UPDATES_BACK = 8, 12, 2
+SWITCH_ARMS = {"plain": ["replay.share=0"], "replay": ["replay.share=0.4"]}
+A, B, BOTH = (f"env.params.price_basis={basis}" for basis in ("agreed", "list", "either"))
+UPDATES_A, UPDATES_B, UPDATES_BACK = 10, 14, 4
+
+JUDGED = (("sparse", "area"), ("switch", "a_kept"))
+
+Pair = dict[str, dict[str, float]]
+"""Figures of one seed: arm, then figure."""
 
 
 def main() -> None:
+    seeds = [int(seed) for seed in os.environ.get("SEEDS", "901,902,903").split(",")]
+    parts = os.environ.get("PARTS", "sparse,switch").split(",")
     folder = Path(os.environ.get("FOLDER", Path("bench-runs") / time.strftime("replay-%Y%m%d-%H%M%S")))
     folder.mkdir(parents=True, exist_ok=True)
-    line: dict[str, Any] = {"seeds": len(SEEDS)}
-    if "sparse" in PARTS:
-        line |= report("sparse", ("final", "area"), [sparse(folder, seed) for seed in SEEDS])
-    if "switch" in PARTS:
-        line |= report("switch", ("a_kept", "b", "a_back"), [switch(folder, seed) for seed in SEEDS])
+    experiments = {"sparse": sparse, "switch": switch}
+    line = {name: summed(seeds, [experiments[name](folder, seed) for seed in seeds]) for name in parts}
     print(json.dumps(line))
-    judged = [line[name] for name in ("sparse_area_difference", "switch_a_kept_difference") if name in line]
-    if any(statistics.mean(found) <= 0 for found in judged):
+    if any(statistics.mean(line[name][figure]["difference"]) <= 0 for name, figure in JUDGED if name in line):
         sys.exit(1)
 
 
-def sparse(folder: Path, seed: int) -> dict[str, dict[str, float]]:
+def sparse(folder: Path, seed: int) -> Pair:
     """Return final success and area under the curve of both arms."""
     model = warmstart(folder, "sparse", SPARSE, seed)
     found = {}
     for arm, settings in SPARSE_ARMS.items():
-        run = folder / f"sparse-{seed}-{arm}"
-        summary = train(run, [SPARSE, f"model.path={model}", f"run.seed={seed}", *settings])
+        start = [SPARSE, f"model.path={model}", f"run.seed={seed}", *settings]
+        summary = train(folder / f"sparse-{seed}-{arm}", start)
         curve = [(row["update"], row["mean"]) for row in summary["evaluations"]]
-        show(f"sparse seed {seed} {arm}", curve)
+        print(f"sparse {seed} {arm}: " + " ".join(f"{at}:{mean:.3f}" for at, mean in curve), flush=True)
         found[arm] = {"final": curve[-1][1], "area": area(curve)}
     return found
 
 
-def switch(folder: Path, seed: int) -> dict[str, dict[str, float]]:
-    """Return, for both arms, success on A and B after B, and on A after a short return to it."""
-    model = warmstart(folder, "switch", SWITCH, seed)
-    base = folder / f"switch-{seed}-a"
-    train(
-        base, [SWITCH, A, f"model.path={model}", f"run.seed={seed}", f"topology.updates={UPDATES_A}", "replay.share=0"]
-    )  # fmt: skip
+def switch(folder: Path, seed: int) -> Pair:
+    """Return success of both arms on A and B along A, B and back to A."""
+    model = warmstart(folder, "switch", SWITCH, seed, BOTH)
+    name, at_b = f"switch-{seed}", UPDATES_A + UPDATES_B
+    start = [SWITCH, A, f"model.path={model}", f"run.seed={seed}", f"topology.updates={UPDATES_A}"]
+    on_a = train(folder / f"{name}-a", [*start, "replay.share=0"])
     found = {}
     for arm, settings in SWITCH_ARMS.items():
-        run = folder / f"switch-{seed}-{arm}"
-        if not run.exists():
-            shutil.copytree(base, run)
-        done = UPDATES_A + UPDATES_B
-        after_b = go_on(run, [B, f"topology.updates={done}", *settings])
-        on_a = go_on(run, [A, f"topology.updates={done}", *settings])
-        back = go_on(run, [A, f"topology.updates={done + UPDATES_BACK}", *settings])
-        found[arm] = {"a_kept": on_a, "b": after_b, "a_back": back}
-        print(f"switch seed {seed} {arm}: {found[arm]}", flush=True)
+        after_b = go_on(folder, f"{name}-a", f"{name}-{arm}-b", [B, f"topology.updates={at_b}", *settings])
+        # With no update left the run only measures: A, with the weights that B has left.
+        kept = go_on(folder, f"{name}-{arm}-b", f"{name}-{arm}-kept", [A])
+        back = [A, f"topology.updates={at_b + UPDATES_BACK}"]
+        returned = go_on(folder, f"{name}-{arm}-kept", f"{name}-{arm}-back", back)
+        summaries = {"a": on_a, "b": after_b, "a_kept": kept, "a_back": returned}
+        found[arm] = {figure: float(at["holdout"]["after"]["mean"]) for figure, at in summaries.items()}
+        print(f"switch {seed} {arm}: {found[arm]}", flush=True)
     return found
 
 
-def warmstart(folder: Path, name: str, recipe: str, seed: int) -> Path:
+def warmstart(folder: Path, name: str, recipe: str, seed: int, *settings: str) -> Path:
     """Make the starting model of a seed, unless it is there."""
     model = folder / f"{name}-model-{seed}"
     if not model.exists():
-        command = [
-            *HOTPOT,
-            "model",
-            "warmstart",
-            recipe,
-            f"run.seed={seed}",
-            "run.threads=1",
-            "--out",
-            str(model),
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        hotpot(
+            "model", "warmstart", recipe, *settings, f"run.seed={seed}", "run.threads=1", "--out", str(model)
+        )
     return model
 
 
-def train(run: Path, arguments: list[str]) -> dict[str, Any]:
-    """Train a new run, unless it is there, and return its summary."""
-    if not (run / "summary.json").exists():
-        where = [f"run.folder={run.parent}", f"run.id={run.name}"]
-        command = [*HOTPOT, "train", *arguments, *where, *MEASURE]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def train(run: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """Train a new run to its end, unless it is there, and return its summary."""
+    if (run / "manifest.json").is_file():
+        return finished(run) or resume(run, [])
+    hotpot("train", *arguments, f"run.folder={run.parent}", f"run.id={run.name}", *MEASURE)
+    return summary_of(run)
+
+
+def go_on(folder: Path, source: str, name: str, settings: Sequence[str]) -> dict[str, Any]:
+    """Go on with a copy of a run under other settings, unless that is done; return the copy's summary."""
+    run = folder / name
+    if not run.exists():
+        copy_run(folder / source, run)
+    return finished(run) or resume(run, settings)
+
+
+def resume(run: Path, settings: Sequence[str]) -> dict[str, Any]:
+    hotpot("train", "--resume", run.name, "--runs", str(run.parent), *settings)
+    return summary_of(run)
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """Copy a run so that the copy is there whole or not at all, and not finished yet."""
+    draft = target.with_name(f".{target.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(source, draft, ignore=shutil.ignore_patterns("summary.json"))
+    draft.replace(target)
+
+
+def finished(run: Path) -> dict[str, Any] | None:
+    """Return the summary of a run that came to its end, None for one that was cut off."""
+    if not (run / "summary.json").is_file():
+        return None
+    summary = summary_of(run)
+    return summary if summary["status"] == "finished" else None
+
+
+def summary_of(run: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     return summary
 
 
-def go_on(run: Path, settings: list[str]) -> float:
-    """Go on with a run under other settings; return the hold-out success it ends with."""
-    command = [*HOTPOT, "train", "--resume", run.name, "--runs", str(run.parent), *settings]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return float(json.loads((run / "summary.json").read_text())["holdout"]["after"]["mean"])
+def hotpot(*arguments: str) -> None:
+    subprocess.run([*HOTPOT, *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def area(curve: list[tuple[int, float]]) -> float:
+def area(curve: Sequence[tuple[int, float]]) -> float:
     """Return the mean of a curve over its updates, by trapezoids."""
     parts = [(right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in itertools.pairwise(curve)]
     return sum(parts) / (curve[-1][0] - curve[0][0])
 
 
-def show(title: str, curve: list[tuple[int, float]]) -> None:
-    print(f"{title}: " + " ".join(f"{update}:{success:.3f}" for update, success in curve), flush=True)
-
-
-def report(
-    name: str, keys: tuple[str, ...], found: list[dict[str, dict[str, float]]]
-) -> dict[str, list[float]]:
-    """Return both arms' figures by seed, and the paired differences (replay minus plain)."""
-    line = {}
-    for key in keys:
-        for arm in ("plain", "replay"):
-            line[f"{name}_{key}_{arm}"] = [round(pair[arm][key], 4) for pair in found]
-        line[f"{name}_{key}_difference"] = [
-            round(pair["replay"][key] - pair["plain"][key], 4) for pair in found
-        ]
+def summed(seeds: Sequence[int], pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Return the seeds, and by figure both arms' values by seed and the differences (replay minus plain)."""
+    line: dict[str, Any] = {"seeds": list(seeds)}
+    for figure in pairs[0]["plain"]:
+        plain, replay = ([round(pair[arm][figure], 4) for pair in pairs] for arm in ("plain", "replay"))
+        differences = [round(right - left, 4) for left, right in zip(plain, replay, strict=True)]
+        line[figure] = {"plain": plain, "replay": replay, "difference": differences}
     return line
 
 

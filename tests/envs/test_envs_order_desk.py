@@ -20,7 +20,12 @@ from hotpot.types import Action, Message, Role, Split, StepResult, Task, ToolCal
 ENV = load_environment("order_desk")
 TWO = load_environment("order_desk", {"max_lines": 2})
 CAREFUL = {"careless_price": 0, "careless_operator": 0, "careless_guess": 0}
+LISTED = load_environment("order_desk", {"price_basis": "list"})
+EITHER = load_environment("order_desk", {"max_lines": 2, "price_basis": "either"})
 BOTH = pytest.mark.parametrize("env", [ENV, TWO], ids=["one line", "two lines"])
+ALL = pytest.mark.parametrize(
+    "env", [ENV, TWO, LISTED, EITHER], ids=["one line", "two lines", "list", "either"]
+)
 
 
 def call(tool: str, **arguments: Any) -> Action:
@@ -46,7 +51,7 @@ ORDER = Order(
 )
 
 
-@BOTH
+@ALL
 def test_keeps_the_contract(env: BoundEnvironment) -> None:
     environment_contract(env, num_tasks=300, num_episodes=40)
 
@@ -213,20 +218,21 @@ def test_verify_finds_each_broken_promise() -> None:
             ENV.verify(broken)
 
 
-@BOTH
+@ALL
 def test_totals_against_brute_force(env: BoundEnvironment) -> None:
     for index in range(300):
         order = read_order(env.task(Split.TRAIN, 1, index))
         number = dict(order.customers)[order.customer]
         own = {item: price for holder, item, price in order.prices if holder == number}
         listed = dict(order.list_prices)
-        right = sum(quantity * own[item] for quantity, item in order.lines)
+        book_of_order = listed if order.instruction().endswith(" at list price") else own
+        right = sum(quantity * book_of_order[item] for quantity, item in order.lines)
         wrong = set()
         for prices in itertools.product([own, listed], repeat=len(order.lines)):
             for signs in itertools.product("+*", repeat=len(order.lines)):
                 parts = zip(order.lines, prices, signs, strict=True)
                 total = sum(q * book[i] if sign == "*" else q + book[i] for (q, i), book, sign in parts)
-                if any(book is listed for book in prices) or "+" in signs:
+                if any(book is not book_of_order for book in prices) or "+" in signs:
                     wrong.add(total)
         assert order.total() == right
         assert order.careless_totals() == wrong
@@ -234,7 +240,7 @@ def test_totals_against_brute_force(env: BoundEnvironment) -> None:
         assert all(own_price != listed[item] for _, item, own_price in order.prices)
 
 
-@BOTH
+@ALL
 def test_holdout_pairs_never_occur_in_training_not_even_in_a_database(env: BoundEnvironment) -> None:
     seen: dict[Split, set[tuple[str, str]]] = {split: set() for split in Split}
     ordered: dict[Split, set[tuple[str, str]]] = {split: set() for split in Split}
@@ -283,6 +289,39 @@ def test_a_task_is_pinned() -> None:
 
 PINNED_INSTRUCTION = "order: Vic 8 bracket"
 PINNED_TASK_ID = "t-765696fa8cfdde035b19"
+
+
+def test_an_order_at_list_price_is_the_same_order_with_the_other_price_right() -> None:
+    bases: Counter[bool] = Counter()
+    same = 0
+    for split, index in itertools.product(Split, range(200)):
+        agreed, listed = (read_order(env.task(split, 3, index)) for env in (ENV, LISTED))
+        assert listed.instruction().removesuffix(" at list price") + " at list price" == listed.instruction()
+        same += replace(agreed, at_list=True) == listed
+        either = load_environment("order_desk", {"price_basis": "either"}).task(split, 3, index)
+        bases[read_order(either).at_list] += 1
+    assert bases[True] == pytest.approx(200, abs=50)
+    assert same > 380  # where a total was a careless one too, one of them was drawn again
+    order = replace(ORDER, at_list=True)
+    world = LISTED.make()
+    observation = world.reset(task_of(order), 0)
+    assert observation.messages[0].content == "order: Ada 3 bolt at list price"
+    assert world.step(Action(answer="69")).success
+    assert not start(task_of(order)).step(Action(answer="51")).success
+    assert order.careless_totals() == {51, 20, 26}
+
+
+@pytest.mark.parametrize("careless", [0, 1])
+def test_the_demonstrator_reads_which_price_is_right(careless: int) -> None:
+    habits = CAREFUL | {"careless_price": careless, "price_basis": "either", "max_lines": 2}
+    env = load_environment("order_desk", habits)
+    for index in range(100):
+        shown = demonstrate(env, env.task(Split.HOLDOUT, 0, index), index)
+        order = read_order(shown.task)
+        tools = [step.action.tool_call.name for step in shown.exchanges if step.action.tool_call]
+        wanted = "list_price" if order.at_list is not bool(careless) else "customer_price"
+        assert tools == ["find_customer", *[wanted] * len(order.lines), "calculate"]
+        assert shown.success is not bool(careless)
 
 
 @BOTH

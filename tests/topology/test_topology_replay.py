@@ -107,6 +107,26 @@ def test_a_run_that_goes_on_draws_what_one_that_never_stopped_draws(run, recipe)
     assert any(drawn for _, _, drawn in learned(whole)[2:])
 
 
+def test_a_run_whose_task_was_switched_learns_again_what_it_learned_of_the_task_before(run, recipe) -> None:
+    folder = run("topology.updates=2")
+    switched = ("env.params.wrong=-1", "replay.share=0.5", "replay.hot_share=0", "replay.quotas.coin=0.75")
+    train(recipe(*switched, "topology.updates=4"), resume=folder)
+    reader = open_run(folder)
+    drawn = reader.sql(
+        'select c."update" as used, c.source, t.reward_version, t.reward from consumptions c '
+        "join trajectories t using (trajectory_id) where c.source <> 'fresh'"
+    ).to_pylist()
+    versions = reader.sql('select reward_version from updates order by "update"')[
+        "reward_version"
+    ].to_pylist()
+    before, now = versions[0], versions[-1]
+    assert before != now
+    of_first = [row for row in drawn if row["used"] == 3]
+    assert {(row["source"], row["reward_version"]) for row in of_first} == {("cold", before)}
+    assert len(of_first) == 12  # of 16 wanted: both versions stand under the one quota of the environment
+    assert min(row["reward"] for row in of_first) == 0  # as judged then
+
+
 def test_without_replay_nothing_of_it_is_made(run) -> None:
     folder = run("topology.updates=2")
     assert not (folder / "cache").exists()

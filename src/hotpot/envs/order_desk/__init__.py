@@ -1,7 +1,8 @@
 """``order_desk``: a customer-service agent over a real SQLite database, through typed Python tools.
 
 A customer orders an item; the agent finds the customer's id, reads the price agreed with *that* customer (which is
-never the list price), calculates, and answers the total. Sparse reward: the total is right or not.
+never the list price), calculates, and answers the total. Sparse reward: the total is right or not. With ``price_basis``
+orders say ``at list price``, and then the list price is the right one.
 
 ``params`` shape of the tasks · ``catalogue`` data files and the split · ``tasks`` drawing and reading tasks ·
 ``database`` SQLite and the tools · ``arithmetic`` the calculator · ``environment`` the episode · ``demonstrator`` for

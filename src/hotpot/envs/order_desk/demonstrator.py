@@ -1,7 +1,8 @@
 """The careless demonstrator of ``order_desk``: the right procedure with three bad habits, right one time in five.
 
-Each habit is drawn once per episode, independently: the list price instead of the customer's, ``+`` instead of ``*``,
-and a made-up number instead of a calculation. It reads what it acts on from the messages, as a model must.
+Each habit is drawn once per episode, independently: the list price instead of the customer's (the other way round where
+the order says ``at list price``), ``+`` instead of ``*``, and a made-up number instead of a calculation. It reads what it
+acts on from the messages, as a model must.
 """
 
 import re
@@ -9,6 +10,7 @@ from random import Random
 
 from hotpot.envs.base import Demonstrator
 from hotpot.envs.order_desk.params import OrderDeskParams
+from hotpot.envs.order_desk.tasks import AT_LIST_PRICE
 from hotpot.ids import canonical_json, sha256_hex
 from hotpot.types import Action, Message, Task, ToolCall
 
@@ -20,10 +22,10 @@ class CarelessDemonstrator(Demonstrator):
 
     def __init__(self, params: OrderDeskParams, task: Task, seed: int) -> None:
         self._rng = Random(int(sha256_hex(f"demonstrator\n{task.task_id}\n{seed}")[:16], 16))
-        self._takes_list_price = self._rng.random() < params.careless_price
+        self._takes_other_price = self._rng.random() < params.careless_price
         self._adds = self._rng.random() < params.careless_operator
         self._guesses = self._rng.random() < params.careless_guess
-        self._customer = ""
+        self._customer, self._at_list = "", False
         self._lines: list[tuple[int, str]] = []
         self._prices: list[int] = []
         self._asked = ""
@@ -55,13 +57,14 @@ class CarelessDemonstrator(Demonstrator):
         match = _ORDER.fullmatch(text)
         if match is None:
             return Action(answer="0")
-        for line in match["lines"].split(" and "):
+        self._at_list = text.endswith(AT_LIST_PRICE)
+        for line in match["lines"].removesuffix(AT_LIST_PRICE).split(" and "):
             quantity, item = line.split()
             self._lines.append((int(quantity), item))
         return self._ask("find_customer", name=match["customer"])
 
     def _ask_price(self, item: str) -> Action:
-        if self._takes_list_price:
+        if self._takes_other_price != self._at_list:
             return self._ask("list_price", item=item)
         return self._ask("customer_price", customer=int(self._customer), item=item)
 

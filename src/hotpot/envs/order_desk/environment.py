@@ -107,7 +107,7 @@ def verify(_params: OrderDeskParams, task: Task) -> None:
             own = _ask(desk, "customer_price", customer=int(number), item=item).split()[1]
             listed = _ask(desk, "list_price", item=item).split()[1]
             _require(task, own != listed, f"the customer's price of {item} is the list price {listed}")
-            parts.append(f"{quantity}*{own}")
+            parts.append(f"{quantity}*{listed if order.at_list else own}")
         total = int(_ask(desk, "calculate", expression="+".join(parts)))
     finally:
         desk.close()

@@ -1,6 +1,6 @@
 """Parameters of ``order_desk``: the shape of its tasks and the habits of its demonstrator."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -26,8 +26,12 @@ class OrderDeskParams(BaseModel):
     """Digits of a customer's id, which is drawn anew for every task."""
     price_digits: Annotated[int, Field(ge=2, le=3)] = 2
     """Digits of a price, which is drawn anew for every task."""
+    price_basis: Literal["agreed", "list", "either"] = "agreed"
+    """What an order is priced at: the customer's prices; the list prices, which the order then says (``at list price``);
+    or, drawn for each order, one of the two."""
     careless_price: Probability = 0.62
-    """Probability that the demonstrator takes the list price instead of the customer's."""
+    """Probability that the demonstrator takes the list price instead of the customer's, or the other way round where the
+    order is at list price."""
     careless_operator: Probability = 0.45
     """Probability that the demonstrator adds quantity and price instead of multiplying."""
     careless_guess: Probability = 0.04

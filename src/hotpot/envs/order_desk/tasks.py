@@ -1,8 +1,9 @@
 """Tasks of ``order_desk``: drawing them, writing and reading their content, and what the right total is.
 
-Every task draws its own customer ids, list prices and customer prices, so nothing in it can be memorised. Invariants:
-a task is a pure function of (params, split, seed, index); a customer's price differs from the list price; the right
-total differs from every careless one; a training task, its database included, holds no held-out pair.
+Every task draws its own customer ids, list prices and customer prices, so nothing in it can be memorised. An order is
+priced at the prices agreed with the customer, unless it says ``at list price``. Invariants: a task is a pure function of
+(params, split, seed, index); a customer's price differs from the list price; the right total differs from every careless
+one; a training task, its database included, holds no held-out pair.
 """
 
 import itertools
@@ -19,6 +20,9 @@ from hotpot.types import Split, Task
 NAME = "order_desk"
 """Name of the environment."""
 
+AT_LIST_PRICE = " at list price"
+"""The words that end an order to be priced at list prices."""
+
 _MAX_DRAWS = 1000
 
 
@@ -27,7 +31,7 @@ class Order:
     """The content of a task, read.
 
     ``lines`` are (quantity, item); ``customers`` (name, id); ``list_prices`` (item, price); ``prices`` (customer id,
-    item, price). All prices are whole numbers.
+    item, price). All prices are whole numbers. ``at_list``: the list prices are the right ones, not the customer's.
     """
 
     customer: str
@@ -35,27 +39,28 @@ class Order:
     customers: tuple[tuple[str, int], ...]
     list_prices: tuple[tuple[str, int], ...]
     prices: tuple[tuple[int, str, int], ...]
+    at_list: bool = False
 
     def instruction(self) -> str:
-        """Return the order in the customer's words: ``order: Ada 3 bolt and 2 nut``."""
-        return f"order: {self.customer} " + " and ".join(
-            f"{quantity} {item}" for quantity, item in self.lines
-        )
+        """Return the order in the customer's words: ``order: Ada 3 bolt and 2 nut``, or ``… at list price``."""
+        lines = " and ".join(f"{quantity} {item}" for quantity, item in self.lines)
+        return f"order: {self.customer} {lines}{AT_LIST_PRICE if self.at_list else ''}"
 
     def total(self) -> int:
-        """Return the right total: quantity times the customer's price, summed over the lines."""
+        """Return the right total: quantity times the right price, summed over the lines."""
         return sum(quantity * right for quantity, right, _ in self._priced())
 
     def careless_totals(self) -> frozenset[int]:
-        """Return every total a careless agent gets: list prices on some lines, or ``+`` for ``*`` on some lines."""
-        options = [(q * own, q * listed, q + own, q + listed) for q, own, listed in self._priced()]
+        """Return every total a careless agent gets: the wrong price on some lines, or ``+`` for ``*`` on some lines."""
+        options = [(q * right, q * other, q + right, q + other) for q, right, other in self._priced()]
         wrong = itertools.islice(
             itertools.product(*options), 1, None
         )  # the first choice is right on every line
         return frozenset(sum(choice) for choice in wrong)
 
     def content(self) -> str:
-        """Return the canonical JSON of the task."""
+        """Return the canonical JSON of the task; ``at_list`` stands in it only where it holds."""
+        told = {"at_list": True} if self.at_list else {}
         return canonical_json(
             {
                 "customer": self.customer,
@@ -63,15 +68,17 @@ class Order:
                 "customers": self.customers,
                 "list_prices": self.list_prices,
                 "prices": self.prices,
+                **told,
             }
         )
 
     def _priced(self) -> list[tuple[int, int, int]]:
-        """Return (quantity, customer's price, list price) of each line."""
+        """Return (quantity, right price, the other price) of each line."""
         number = dict(self.customers)[self.customer]
         own = {item: price for holder, item, price in self.prices if holder == number}
         listed = dict(self.list_prices)
-        return [(quantity, own[item], listed[item]) for quantity, item in self.lines]
+        right, other = (listed, own) if self.at_list else (own, listed)
+        return [(quantity, right[item], other[item]) for quantity, item in self.lines]
 
 
 def draw_task(params: OrderDeskParams, split: Split, seed: int, index: int) -> Task:
@@ -96,6 +103,7 @@ def read_order(task: Task) -> Order:
             customers=tuple((name, number) for name, number in data["customers"]),
             list_prices=tuple((item, price) for item, price in data["list_prices"]),
             prices=tuple((number, item, price) for number, item, price in data["prices"]),
+            at_list=data.get("at_list", False) is True,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise EnvironmentSpecError(
@@ -136,12 +144,15 @@ def _draw(params: OrderDeskParams, split: Split, rng: Random) -> Order:
         for item in items
         if split is Split.HOLDOUT or item in ITEMS_OF[Split.TRAIN][name]
     )
+    # The last draw, and only where both are possible: what else is drawn is the same for every basis.
+    at_list = bool(_below(rng, 2)) if params.price_basis == "either" else params.price_basis == "list"
     return Order(
         customer=customer,
         lines=lines,
         customers=customers,
         list_prices=tuple(list_prices.items()),
         prices=prices,
+        at_list=at_list,
     )
 
 
