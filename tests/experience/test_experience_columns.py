@@ -126,14 +126,3 @@ def test_stretches_in_any_order_in_one_file(
     pq.write_table(table, path)
     assert_twice([str(path)], 10, sorted(table["reward"].to_pylist()))
     assert_twice([str(path)], 1, sorted(value for value in table["reward"].to_pylist() if value < 2e6))
-
-
-def test_what_only_sql_can_answer_is_left_to_it(store: ExperienceStore) -> None:
-    add_round(store, 0)
-    store.close()
-    reader = RunReader.open(store.run_folder)
-    files = reader.lake.files("steps")
-    assert files is not None
-    columns = ColumnReader(reader.lake.location)
-    assert columns.hold(files.paths, ["reward"])
-    assert not columns.hold(files.paths, ["reward", "of_a_later_version"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hotpot.experience.replay.cold
 from hotpot.config import ReplaySection, StoreSection
 from hotpot.errors import StoreError
 from hotpot.experience import ExperienceStore, RunReader, open_run, read_trajectories, sequences
@@ -181,6 +182,47 @@ def test_a_restart_draws_what_the_process_would_have_drawn(run, flushed):
         run.record(update, fresh, draw)
         run.replay.add(update, fresh)
     assert again
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_archiving_before_an_update_learns_loses_nothing(run, early):
+    """``early``: everything is recorded and archived before replay opens or draws at all."""
+    run.settings = ReplaySection(share=0.5, hot_rounds=1)
+    fresh = {update: run.collect(update) for update in range(1, 7)} if early else {}
+    run.store.flush()
+    run.replay = run.reopened()
+    for update in range(1, 7):
+        if not early:
+            fresh[update] = run.collect(update)
+            if update % 3:
+                run.store.flush()
+        draw = run.replay.draw(update, 8)
+        assert summary(draw) == summary(run.reopened(cache=f"cache-{update}").draw(update, 8))
+        assert "replay_gone" not in dict(draw.events)
+        assert draw.items or update == 1
+        run.record(update, fresh[update], draw)
+        run.replay.add(update, fresh[update])
+    assert run.replay.index.present.all()
+
+
+def test_where_archived_lines_lie_is_found_near_the_last_ones(run, monkeypatch):
+    """The search begins where the last round was found, not at the beginning of the record."""
+    asked, read_places = [], hotpot.experience.replay.cold.read_places
+
+    def noted(reader, ids, *, above):
+        asked.append(above)
+        return read_places(reader, ids, above=above)
+
+    monkeypatch.setattr(hotpot.experience.replay.cold, "read_places", noted)
+    run.settings = ReplaySection(share=0.5, hot_rounds=1)
+    run.replay = run.reopened()
+    for update in range(1, 6):
+        fresh = run.collect(update)
+        run.store.flush()
+        run.record(update, fresh, run.replay.draw(update, 14))
+        run.replay.add(update, fresh)
+    # One search a draw: update 1's lines lie in segment 1, so that for update 2's begins above 0, and so on.
+    assert asked == [0, 0, 1, 2]
 
 
 def test_a_draw_that_was_never_recorded_did_not_happen(run):

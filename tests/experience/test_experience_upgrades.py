@@ -5,12 +5,15 @@ import zipfile
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import hotpot.experience.reader
 from hotpot.config import StoreSection
 from hotpot.errors import RunFolderError
 from hotpot.experience import SCHEMAS, ExperienceStore, from_table, open_run, read_trajectories, to_table
+from hotpot.experience.maintenance import compact, copy_run
 from hotpot.experience.upgrades import (
     NEW_COLUMNS,
     OLDEST_VERSION,
@@ -128,6 +131,26 @@ def test_a_stored_lake_is_read_resumed_and_read_again(stored):
     if expected["version"] == 1:
         assert set(weights[:-2]) == {1.0}
     assert open_run(folder).manifest.schema_version == SCHEMA_VERSION
+
+
+@pytest.mark.parametrize("stored", CASES, indirect=True)
+def test_a_compaction_changes_nothing_of_an_upgraded_run(stored, tmp_path):
+    folder, _ = stored
+    continue_run(folder)
+    before = {name: open_run(folder).table(name) for name in TABLES}
+    compact(open_run(folder))
+    for name, table in before.items():
+        reader = open_run(folder)
+        assert len(reader.lake.files(name).paths) == 1
+        assert reader.table(name).equals(table)
+        assert pa.Table.from_batches(reader.batches(name), table.schema).num_rows == table.num_rows
+        for column in table.column_names:
+            assert reader.table(name, [column])[column].equals(table[column])
+    copy_run(open_run(folder), tmp_path / "copy")
+    for name, table in before.items():
+        copied = pq.read_table(tmp_path / "copy" / name)
+        assert copied.schema.equals(table.schema)
+        assert copied.to_pylist() == table.to_pylist()
 
 
 def continue_run(folder):

@@ -41,9 +41,8 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """What a file holds: its columns, (segment, row) of its first and last row, and whether all between are in order."""
+    """What a file holds: (segment, row) of its first and last row, and whether all between are in order."""
 
-    columns: frozenset[str]
     num_rows: int
     first: tuple[int, int]
     last: tuple[int, int]
@@ -58,14 +57,7 @@ class ColumnReader:
         self._filesystem: pa_fs.FileSystem | None = None
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         self._contents: dict[str, _Contents] = {}
-        # Files of one schema share the set of their columns.
-        self._column_sets: dict[frozenset[str], frozenset[str]] = {}
         self._arrangements: OrderedDict[tuple[tuple[str, ...], int], Arrangement] = OrderedDict()
-
-    def hold(self, paths: Sequence[str], columns: Sequence[str]) -> bool:
-        """Whether every file has all the columns (one of an older schema may lack some). Raises as :meth:`read`."""
-        self._learn(paths)
-        return all(self._contents[path].columns.issuperset(columns) for path in paths)
 
     def read(self, paths: Sequence[str], watermark: int, schema: pa.Schema) -> list[pa.Table]:
         """Return the columns of ``schema`` of all rows up to the watermark, in the order of recording, in pieces.
@@ -130,16 +122,13 @@ class ColumnReader:
 
     def _look(self, path: str) -> _Contents:
         hidden = self._read_one(path, _HIDDEN.names)
-        names = frozenset(self._footers[path].schema.to_arrow_schema().names)
-        columns = self._column_sets.setdefault(names, names)
         segments, rows = (hidden.column(name).to_numpy() for name in _HIDDEN.names)
         if not len(segments):
-            return _Contents(columns=columns, num_rows=0, first=(0, 0), last=(0, 0), in_order=True)
+            return _Contents(num_rows=0, first=(0, 0), last=(0, 0), in_order=True)
         steps, places = np.diff(segments), np.diff(rows)
         in_order = bool(np.all((steps > 0) | ((steps == 0) & (places > 0))))
         low, high = int(segments.min()), int(segments.max())
         return _Contents(
-            columns=columns,
             num_rows=len(segments),
             first=(low, int(rows[segments == low].min())),
             last=(high, int(rows[segments == high].max())),

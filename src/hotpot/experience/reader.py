@@ -25,7 +25,7 @@ from hotpot.experience.remote import open_door
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
 from hotpot.experience.storage import LakeLocation
-from hotpot.experience.upgrades import column_sql
+from hotpot.experience.upgrades import column_sql, steps_from
 from hotpot.metrics import quoted
 from hotpot.types import SCHEMA_VERSION, TABLES
 
@@ -46,6 +46,7 @@ class RunReader:
         self.run_folder = place.run_folder
         self.manifest = place.manifest
         self.lake = Lake(place.location, writer=place.manifest.run_id)
+        self._oldest_version = min(place.manifest.schema_versions)
         self._columns = ColumnReader(place.location)
         self._fixed: Snapshot | None = None
         self._cut: Cut | None = None
@@ -151,11 +152,12 @@ class RunReader:
 
     def _plain(self, name: str, schema: pa.Schema, where: str) -> Snapshot | None:
         """Return a snapshot to read whole columns from, or None where it takes a query: for a condition, for what only
-        the ledger knows, for a moment gone by, for files of an older schema."""
+        the ledger knows, a moment gone by, columns that older rows lack (null where a compaction rewrote their files)."""
         if where != "true" or name == "attempts" or self._cut is not None:
             return None
-        snapshot = self._snapshot([name])
-        return snapshot if self._columns.hold(snapshot.tables[name].paths, schema.names) else None
+        if any(step.name in schema.names for step in steps_from(name, self._oldest_version)):
+            return None
+        return self._snapshot([name])
 
     def _whole(self, name: str, schema: pa.Schema, snapshot: Snapshot) -> pa.Table:
         found = snapshot.tables[name]
@@ -181,7 +183,7 @@ class RunReader:
                 if self.lake.location.is_local:
                     # Reading ahead takes whole row groups for one list column; a local file needs none of it.
                     database.execute("SET disable_parquet_prefetching = true")
-                aged = min(self.manifest.schema_versions) < SCHEMA_VERSION
+                aged = self._oldest_version < SCHEMA_VERSION
                 _prepare(database, snapshot, self._cut, self.lake.location, aged=aged)
             except duckdb.Error as error:
                 raise StoreError(

@@ -16,7 +16,7 @@ from hotpot.experience.reader import RunReader
 from hotpot.experience.replay.cache import BlockCache
 from hotpot.experience.replay.flat import FlatBatch, FlatBlock, Part, flatten
 from hotpot.experience.replay.index import UNKNOWN_SEGMENT, Index
-from hotpot.experience.replay.record import read_block, read_blocks, read_segments
+from hotpot.experience.replay.record import read_block, read_blocks, read_places
 from hotpot.types import SCHEMA_VERSION, Trajectory
 
 READ_TOKENS = 8_000_000
@@ -29,7 +29,7 @@ class Cold:
     def __init__(self, reader: RunReader, index: Index, cache: BlockCache, *, watermark: int) -> None:
         """Take an index that knows the log segments up to ``watermark``."""
         self._reader, self._index, self._cache = reader, index, cache
-        self._watermark = watermark
+        self._floor = watermark
 
     def trajectories(self, lines: NDArray[np.int64]) -> list[Trajectory | None]:
         """Return the trajectories of ``lines``, in their order; None where the record has one no more."""
@@ -61,8 +61,7 @@ class Cold:
     def _parts(self, lines: NDArray[np.int64]) -> Iterator[Part]:
         """Yield, block by block, the places in it and the places in ``lines``."""
         segments = self._index.segments
-        if (segments[lines] == UNKNOWN_SEGMENT).any():
-            self._locate()
+        watermark = self._locate() if (segments[lines] == UNKNOWN_SEGMENT).any() else 0
         wanted = self._index.keys[lines]
         for segment, columns in self._blocks(np.unique(segments[lines])):
             at = np.flatnonzero(segments[lines] == segment)
@@ -71,18 +70,32 @@ class Cold:
                 yield columns, places[places >= 0], at[places >= 0]
         rest = np.flatnonzero(segments[lines] == UNKNOWN_SEGMENT)
         if len(rest):
-            block = read_block(self._reader, self._index.ids[lines[rest]].tolist(), above=self._watermark)
+            block = read_block(self._reader, self._index.ids[lines[rest]].tolist(), above=watermark)
             places = block.places_of(wanted[rest])
             if (places >= 0).any():
                 yield FlatBlock.of(block), places[places >= 0], rest[places >= 0]
 
-    def _locate(self) -> None:
-        """Ask the record where the lines lie by now that were not in the lake yet."""
-        unknown = np.flatnonzero(self._index.segments == UNKNOWN_SEGMENT)
-        watermark, segments = read_segments(self._reader, self._watermark)
-        for line in unknown:
-            self._index.segments[line] = segments.get(str(self._index.ids[line]), UNKNOWN_SEGMENT)
-        self._watermark = watermark
+    def _locate(self) -> int:
+        """Ask the record where the lines lie by now that were not in the lake yet; return the watermark it answered for.
+
+        What is UNKNOWN afterwards lies above that watermark, or is gone. A line may lie below a watermark that was seen
+        before it was added: trajectories are recorded, and may be archived, before an update learns them. So the floor
+        only spares reading: it is where the search begins, and what is not above it is looked for everywhere.
+        """
+        index = self._index
+        unknown = np.flatnonzero(index.present & (index.segments == UNKNOWN_SEGMENT))
+        names = index.ids[unknown].tolist()
+        watermark, found = read_places(self._reader, names, above=self._floor)
+        missing = [name for name in names if name not in found]
+        if missing:
+            found |= read_places(self._reader, missing, above=0)[1]
+        places = np.array([found.get(name, UNKNOWN_SEGMENT) for name in names], np.int64)
+        known = (places != UNKNOWN_SEGMENT) & (places <= watermark)
+        index.segments[unknown[known]] = places[known]
+        if known.any():
+            # What is learned next was recorded at about the time of this, so the search for it may begin here.
+            self._floor = int(places[known].min()) - 1
+        return watermark
 
     def _blocks(self, segments: NDArray[np.int64]) -> Iterator[tuple[int, FlatBlock]]:
         missing = []

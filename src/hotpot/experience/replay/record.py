@@ -4,7 +4,7 @@ Owns the questions. Everything is read through :class:`RunReader`, so lakes on S
 versions and the log's tail answer alike. Knows no cache and no index.
 
 The log segment a trajectory came through stays the same whatever happens to the lake's files, so it is the address that
-blocks are read by. A segment number is taken from the record only where it is not above the watermark read before.
+blocks are read by. A segment is read as a block only where it is not above a watermark: then it is complete.
 """
 
 from collections.abc import Collection, Sequence
@@ -53,13 +53,16 @@ def read_replayed(reader: RunReader) -> list[tuple[int, list[str]]]:
     return [(row["update"], row["ids"]) for row in found.to_pylist()]
 
 
-def read_segments(reader: RunReader, above: int) -> tuple[int, dict[str, int]]:
-    """Return the watermark, and the log segment of each trajectory that came to the lake above segment ``above``."""
+def read_places(reader: RunReader, ids: Sequence[str], *, above: int) -> tuple[int, dict[str, int]]:
+    """Return the watermark, and the log segment of each of the trajectories ``ids`` that came through one above ``above``.
+
+    What came through a segment above the watermark may still be in the log.
+    """
     watermark = reader.watermark()
     found = reader.sql(
         "SELECT trajectory_id, _segment AS segment FROM recorded_trajectories AS trajectories "
-        f"WHERE _segment > ? AND _segment <= ? AND {_TRAINED}",
-        [above, watermark],
+        "WHERE _segment > ? AND trajectory_id IN (SELECT unnest(?))",
+        [above, list(ids)],
     )
     return watermark, _pairs(found)
 
