@@ -68,7 +68,7 @@ _REDACTED_COLUMNS = {
     "versions": ("manifest", "sources"),
     "quarantine": ("detail", "payload"),
 }
-_JSON_COLUMNS = frozenset({"detail", "manifest", "sources"})
+_JSON_COLUMNS = frozenset({"detail", "manifest", "sources", "payload"})
 
 _OWN_CALLS = {
     "steps": "append",
