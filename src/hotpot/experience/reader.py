@@ -25,7 +25,7 @@ from hotpot.experience.remote import open_door
 from hotpot.experience.schema import COLUMNS, SCHEMAS
 from hotpot.experience.snapshot import Snapshot, TableSnapshot, take_snapshot
 from hotpot.experience.storage import LakeLocation
-from hotpot.experience.upgrades import column_sql
+from hotpot.experience.upgrades import column_sql, steps_from
 from hotpot.metrics import quoted
 from hotpot.types import SCHEMA_VERSION, TABLES
 
@@ -153,6 +153,10 @@ class RunReader:
         """Return a snapshot to read whole columns from, or None where it takes a query: for a condition, for what only
         the ledger knows, for a moment gone by, for files of an older schema."""
         if where != "true" or name == "attempts" or self._cut is not None:
+            return None
+        # A compaction gives files of an older schema the columns that are new since, without what older rows have there.
+        since = {step.name for step in steps_from(name, min(self.manifest.schema_versions))}
+        if since.intersection(schema.names):
             return None
         snapshot = self._snapshot([name])
         return snapshot if self._columns.hold(snapshot.tables[name].paths, schema.names) else None
