@@ -149,16 +149,28 @@ def test_whose_attempt_a_record_may_be(tmp_path):
     with open_store(tmp_path / "run") as store:
         report = store.append_records([record_of(own)], producer="peer")
         assert report.quarantined == (("0.0.0", "attempt"),)  # the sampler may hand that id out
-        store.ledger.lease(make_leases([own]))
-        assert store.append_records([record_of(own)], producer="peer").accepted == ("0.0.0",)
-        again = store.append_records([record_of(own), make_record()], producer="peer")
-        assert again.quarantined == (("0.0.0", "attempt"),)
+        peers = foreign(make_trajectory(issue=9))
+        store.ledger.lease(make_leases([peers]))
+        assert store.append_records([record_of(peers)], producer="peer").accepted == ("peer:9.0.0",)
+        again = store.append_records([record_of(peers), make_record()], producer="peer")
+        assert again.quarantined == (("peer:9.0.0", "attempt"),)
         assert again.accepted == ("peer:0.0.0",)
         odd = make_record(issue=3)
         odd["row"]["trajectory_id"] = "elsewhere"
         for step in odd["steps"]:
             step["trajectory_id"] = "elsewhere"
         assert store.append_records([odd], producer="peer").quarantined == (("elsewhere", "attempt"),)
+
+
+def test_nothing_from_outside_uses_or_ends_an_attempt_that_the_run_leased(tmp_path):
+    own = make_trajectory()
+    broken = record_of(own)
+    broken["row"]["reward"] = "bad"
+    with open_store(tmp_path / "run") as store:
+        store.ledger.lease(make_leases([own]))
+        report = store.append_records([broken, record_of(own)], producer="peer")
+        assert report.quarantined == (("0.0.0", "malformed"), ("0.0.0", "attempt"))
+        assert store.append([own]).accepted == ("0.0.0",)
 
 
 def test_an_attempt_falls_with_a_record_that_cannot_be_read(tmp_path):
