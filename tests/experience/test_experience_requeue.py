@@ -177,3 +177,11 @@ def test_a_payload_that_is_no_json_is_left_and_its_siblings_come_back(tmp_path):
         report = requeue(store, ["ab", row.quarantine_id])
     assert report.skipped == (("ab", "its payload is no JSON"),)
     assert report.accepted == ((row.quarantine_id, "0.0.0+1"),)
+
+
+def test_a_name_that_is_no_text_is_refused_again(tmp_path):
+    with open_store(tmp_path / "run") as store:
+        record = make_record()
+        record["row"]["trajectory_id"] = ["x"]
+        store.append_records([record], producer="peer")
+        assert [reason for *_, reason in requeue(store, waiting(tmp_path / "run")).refused] == ["malformed"]

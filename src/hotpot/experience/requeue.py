@@ -176,9 +176,10 @@ def _record(row: Mapping[str, Any]) -> Any:
     return payload
 
 
-def _name(record: Any) -> Any:
+def _name(record: Any) -> str | None:
     row = record.get("row") if isinstance(record, dict) else None
-    return row.get("trajectory_id") if isinstance(row, dict) else None
+    name = row.get("trajectory_id") if isinstance(row, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _renamed(records: list[Any], store: ExperienceStore) -> list[Any]:
