@@ -247,3 +247,20 @@ def test_a_producer_that_turns_bad_is_held_off_and_let_in_again(tmp_path):
     assert [row["kind"] for row in events] == ["breaker_opened", "breaker_closed"]
     assert json.loads(events[0]["detail"])["producer"] == "peer"
     assert "malformed" in json.loads(events[0]["detail"])["example"]
+
+
+def test_a_record_that_was_cut_off_before_the_log_may_be_brought_again(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with open_store(folder) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(store._journal, "write", lambda *_, **__: raise_(StoreError("disk full")))
+            with pytest.raises(StoreError, match="disk full"):
+                store.append_records([make_record()], producer="peer")
+        assert store.ledger.counts().total == 0
+    with open_store(folder, resume=True) as store:
+        assert store.append_records([make_record()], producer="peer").accepted == ("peer:0.0.0",)
+        assert store.ledger.counts().finished == 1
+
+
+def raise_(error):
+    raise error

@@ -297,11 +297,14 @@ class ExperienceStore:
                 others = self._tables(group_rows([*versions, *admitted.events, *told]))
                 tables, redactions = self._redacted({**admitted.tables, **others})
             with self._span("ledger"):
-                if admitted.leases:
-                    self.ledger.lease(admitted.leases)
+                brought = self.ledger.brought(admitted.leases)
                 finished = dict.fromkeys((t.row.attempt_id for t in admitted.accepted), "")
-                attempts = self.ledger.ended(finished, "finished") + self.ledger.ended(
-                    admitted.dropped, "dropped"
+                for row in brought:
+                    finished.pop(row.attempt_id)
+                attempts = (
+                    brought
+                    + self.ledger.ended(finished, "finished")
+                    + self.ledger.ended(admitted.dropped, "dropped")
                 )
             self._write(tables, attempts, batches=1)
             self._entrance.learn(versions)
