@@ -22,9 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def canonical_json(value: Any) -> str:
-    """Return ``value`` as JSON with sorted keys and no spaces: equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+def canonical_json(value: Any, *, ascii_only: bool = False) -> str:
+    """Return ``value`` as JSON with sorted keys and no spaces: equal values give equal text.
+
+    ``ascii_only`` escapes all other letters, which carries even such as UTF-8 can't.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only, allow_nan=False)
 
 
 def sha256_hex(data: bytes | str) -> str:

@@ -1,14 +1,20 @@
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from deltalake.exceptions import CommitFailedError
 from maintenance_runs import SETTINGS, add_round, contents, make_run, open_store
 
-from hotpot.errors import RunFolderError, UsageError
+from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience import open_run
+from hotpot.experience.lake import Lake
 from hotpot.experience.maintenance import compact, delete, read_deletions, vacuum, verify
+from hotpot.experience.maintenance.tables import TableFolder
+from hotpot.experience.moments import cut_at
 from hotpot.ids import task_id
 from hotpot.testing.records import make_leases, make_trajectory
 
@@ -18,7 +24,7 @@ TOKENS = np.array([61, 7, 61, 7, 61, 7, 61, 7, 13, 13], np.int32)
 
 def secret_trajectory(issue=900):
     """One whose task and tokens are like no other's."""
-    content = json.dumps({"secret": SECRET})
+    content = json.dumps({"note": SECRET})
     one = make_trajectory(issue=issue, num_steps=1)
     step = one.steps[0]
     size = len(TOKENS)
@@ -148,3 +154,68 @@ def test_one_after_the_other_goes_and_asking_again_is_no_error(run):
     left = open_run(run).table("steps", ["trajectory_id"])["trajectory_id"].to_pylist()
     assert not {"910.0.0", "911.0.0", "900.0.0"} & set(left)
     assert verify(open_run(run)).good
+
+
+class Failing:
+    """A table handle whose deletions and compactions fail with ``error`` as often as ``times`` says."""
+
+    def __init__(self, handle, error, times):
+        self._handle, self._error, self._times = handle, error, times
+
+    def __getattr__(self, name):
+        if name in ("delete", "optimize") and self._times:
+            self._times.pop()
+            raise self._error
+        return getattr(self._handle, name)
+
+
+def fail(monkeypatch, error, times):
+    opened, left = Lake.open_table, [None] * times
+    monkeypatch.setattr(
+        Lake, "open_table", lambda lake, name: (found := opened(lake, name)) and Failing(found, error, left)
+    )
+
+
+def test_a_deletion_stands_another_writers_commit_and_failing_storage_is_an_error_of_ours(run, monkeypatch):
+    with monkeypatch.context() as patched:
+        fail(patched, OSError("io"), 1)
+        with pytest.raises(StoreError, match="io; check the storage"):
+            compact(open_run(run))
+        fail(patched, CommitFailedError("conflict"), 100)
+        with pytest.raises(StoreError, match="conflict"):
+            remove(run)
+    fail(monkeypatch, CommitFailedError("conflict"), 2)
+    remove(run)
+    assert traces(run) == []
+
+
+def test_a_moment_in_a_lake_that_cannot_be_read_is_an_error_of_ours(run):
+    for path in (run / "lake" / "segments").rglob("*.parquet"):
+        path.write_bytes(b"")
+    with pytest.raises(StoreError, match="restore"):
+        cut_at(open_run(run).lake, 1, 1)
+
+
+def test_what_is_rewritten_is_on_the_device_before_what_it_replaces_goes(run, monkeypatch):
+    seen = []
+    open_run(run).lake.open_table("steps").create_checkpoint()
+
+    def note(owner, name, kind, place):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given: (seen.append((kind, place(*given))), real(*given))[1])
+
+    note(os, "fsync", "sync", lambda number: str(Path(f"/proc/self/fd/{number}").readlink()))
+    note(TableFolder, "replace", "replace", lambda folder, path, _: f"{folder.root}/{path}")
+    note(TableFolder, "remove", "remove", lambda folder, path: f"{folder.root}/{path}")
+    remove(run)
+    replaced = [place for place, (kind, _) in enumerate(seen) if kind == "replace"]
+    assert replaced
+    for place in replaced:
+        assert seen[place + 1][0] == "sync"
+        assert seen[place + 1][1].endswith(".draft")
+    gone = [at for at, (kind, path) in enumerate(seen) if kind == "remove" and ".checkpoint" in path]
+    for place in gone:
+        folder = seen[place][1].rpartition("/")[0]
+        synced = [path for kind, path in seen[replaced[0] : place] if kind == "sync"]
+        assert [path for path in synced if path.startswith(folder) and ".checkpoint." in path]
+    assert gone

@@ -149,16 +149,28 @@ def test_whose_attempt_a_record_may_be(tmp_path):
     with open_store(tmp_path / "run") as store:
         report = store.append_records([record_of(own)], producer="peer")
         assert report.quarantined == (("0.0.0", "attempt"),)  # the sampler may hand that id out
-        store.ledger.lease(make_leases([own]))
-        assert store.append_records([record_of(own)], producer="peer").accepted == ("0.0.0",)
-        again = store.append_records([record_of(own), make_record()], producer="peer")
-        assert again.quarantined == (("0.0.0", "attempt"),)
+        peers = foreign(make_trajectory(issue=9))
+        store.ledger.lease(make_leases([peers]))
+        assert store.append_records([record_of(peers)], producer="peer").accepted == ("peer:9.0.0",)
+        again = store.append_records([record_of(peers), make_record()], producer="peer")
+        assert again.quarantined == (("peer:9.0.0", "attempt"),)
         assert again.accepted == ("peer:0.0.0",)
         odd = make_record(issue=3)
         odd["row"]["trajectory_id"] = "elsewhere"
         for step in odd["steps"]:
             step["trajectory_id"] = "elsewhere"
         assert store.append_records([odd], producer="peer").quarantined == (("elsewhere", "attempt"),)
+
+
+def test_nothing_from_outside_uses_or_ends_an_attempt_that_the_run_leased(tmp_path):
+    own = make_trajectory()
+    broken = record_of(own)
+    broken["row"]["reward"] = "bad"
+    with open_store(tmp_path / "run") as store:
+        store.ledger.lease(make_leases([own]))
+        report = store.append_records([broken, record_of(own)], producer="peer")
+        assert report.quarantined == (("0.0.0", "malformed"), ("0.0.0", "attempt"))
+        assert store.append([own]).accepted == ("0.0.0",)
 
 
 def test_an_attempt_falls_with_a_record_that_cannot_be_read(tmp_path):
@@ -235,3 +247,20 @@ def test_a_producer_that_turns_bad_is_held_off_and_let_in_again(tmp_path):
     assert [row["kind"] for row in events] == ["breaker_opened", "breaker_closed"]
     assert json.loads(events[0]["detail"])["producer"] == "peer"
     assert "malformed" in json.loads(events[0]["detail"])["example"]
+
+
+def test_a_record_that_was_cut_off_before_the_log_may_be_brought_again(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with open_store(folder) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(store._journal, "write", lambda *_, **__: raise_(StoreError("disk full")))
+            with pytest.raises(StoreError, match="disk full"):
+                store.append_records([make_record()], producer="peer")
+        assert store.ledger.counts().total == 0
+    with open_store(folder, resume=True) as store:
+        assert store.append_records([make_record()], producer="peer").accepted == ("peer:0.0.0",)
+        assert store.ledger.counts().finished == 1
+
+
+def raise_(error):
+    raise error

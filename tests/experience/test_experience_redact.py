@@ -87,3 +87,17 @@ def test_redacting_twice_changes_nothing_more(text):
     redactor = Redactor()
     once, _ = redactor.redact(text)
     assert redactor.redact(once) == (once, 0)
+
+
+def test_keys_numbers_and_what_utf8_cannot_carry():
+    text = '{"pin":{"db_password":1234,"n":1},"sk-abcdefghij0123456789":1,"sk-abcdefghij0123456780":2,"x":"\\ud800"}'
+    cleaned, count = Redactor().redact_json(text)
+    assert count == 3
+    assert json.loads(cleaned) == {
+        "pin": {"db_password": "[redacted:password]", "n": 1},
+        "[redacted:api_key]": 1,
+        "[redacted:api_key]'": 2,
+        "x": "\ud800",
+    }
+    assert cleaned.isascii()
+    assert Redactor().redact_json(cleaned) == (cleaned, 0)

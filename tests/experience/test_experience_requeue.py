@@ -10,7 +10,7 @@ from gate_cases import NO_BREAKER, foreign, make_record, open_store, record_of
 
 from hotpot.config import GateSection
 from hotpot.errors import UsageError
-from hotpot.experience import list_refused, open_run, read_trajectories, requeue
+from hotpot.experience import from_table, list_refused, open_run, read_trajectories, requeue
 from hotpot.ids import again
 from hotpot.testing.records import (
     ENV_VERSION,
@@ -142,3 +142,46 @@ def test_how_a_new_attempt_is_spelled():
     assert again("17.3.0", 1) == "17.3.0+1"
     assert again("17.3.0+1", 2) == "17.3.0+2"
     assert again("a+b", 1) == "a+b+1"
+
+
+SECRETS = {
+    "quoted": {"task_content": 'use password="hunter2xyz" now'},
+    "named": {"password": "hunter2xyz"},
+    "key": {"task_content": "-----BEGIN PRIVATE KEY-----\nhunter2xyz"},
+}
+
+
+def test_secrets_leave_a_payload_that_stays_json(tmp_path):
+    with open_store(tmp_path / "run") as store:
+        for secret in SECRETS.values():
+            record = make_record()
+            record["row"] |= {"reward": "bad", **secret}
+            assert store.append_records([record], producer="peer").redactions == 1
+        payloads = open_run(tmp_path / "run").table("quarantine", ["payload"])["payload"].to_pylist()
+        assert not [text for text in payloads if "hunter2xyz" in text]
+        assert [len(json.loads(text)["steps"]) for text in payloads] == [len(record["steps"])] * 3
+        assert [reason for *_, reason in requeue(store, waiting(tmp_path / "run")).refused] == [
+            "malformed"
+        ] * 3
+
+
+def test_a_payload_that_is_no_json_is_left_and_its_siblings_come_back(tmp_path):
+    folder = tmp_path / "run"
+    parent = make_trajectory(num_steps=3)
+    refuse_for_a_version(folder, [parent])
+    (row,) = from_table("quarantine", open_run(folder).table("quarantine"))
+    with open_store(folder, resume=True) as store:
+        explain(store)
+        broken = dataclasses.replace(row, quarantine_id="ab", record_id="0.0.0/1", payload='{"row": [reda')
+        store.record([broken])
+        report = requeue(store, ["ab", row.quarantine_id])
+    assert report.skipped == (("ab", "its payload is no JSON"),)
+    assert report.accepted == ((row.quarantine_id, "0.0.0+1"),)
+
+
+def test_a_name_that_is_no_text_is_refused_again(tmp_path):
+    with open_store(tmp_path / "run") as store:
+        record = make_record()
+        record["row"]["trajectory_id"] = ["x"]
+        store.append_records([record], producer="peer")
+        assert [reason for *_, reason in requeue(store, waiting(tmp_path / "run")).refused] == ["malformed"]

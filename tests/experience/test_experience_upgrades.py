@@ -220,3 +220,18 @@ def test_push_down_is_kept_over_files_of_both_versions(tmp_path, monkeypatch):
     open_run(tmp_path / "closed").sql("SELECT 1 FROM consumptions")
     assert "Filters: update >= 3" in plans[0], plans[0]
     assert "trajectory_id" not in plans[0], plans[0]
+
+
+def test_a_run_of_both_versions_reads_the_same_once_compacted(tmp_path):
+    with zipfile.ZipFile(LAKES[0]) as archive:
+        archive.extractall(tmp_path)
+    folder = tmp_path / "closed"
+    continue_run(folder)
+    before = {name: open_run(folder).table(name) for name in TABLES}
+    assert compact(open_run(folder))
+    for name, table in before.items():
+        assert open_run(folder).table(name).equals(table), name
+    batches = open_run(folder).batches("consumptions", ["weight"])
+    assert sorted(weight for batch in batches for weight in batch.column(0).to_pylist()) == sorted(
+        before["consumptions"]["weight"].to_pylist()
+    )

@@ -34,13 +34,14 @@ class FolderSync:
                 if (entry.path not in self._synced or entry.name == _REWRITTEN) and entry.is_file()
             ]
         for path in new:
-            _sync_file(path)
+            sync_file(path)
         if new:
             sync_folder(folder)
         self._synced.update(new)
 
 
-def _sync_file(path: str) -> None:
+def sync_file(path: str) -> None:
+    """Wait until a file is on the device; does nothing where there is none. Raises OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -8,8 +8,9 @@ Owns what the gate remembers between calls: the versions that were explained, an
 and record, writes nothing; the store logs what comes out as one frame.
 
 Whose attempt a record of another program belongs to: its ``trajectory_id`` is its ``attempt_id``, or that and ``/...`` behind
-it. An attempt that is leased is used; one the ledger does not know is leased with the append, unless it is spelled as
-the run's own sampler spells its attempts, which it may hand out later; one that ended is refused.
+it. An attempt that is leased is used; one the ledger does not know is leased with the append; one that ended is refused.
+Attempts that are spelled as the run's own sampler spells them are the run's alone, whatever their state: another
+program's record neither uses nor ends one.
 """
 
 import hashlib
@@ -43,8 +44,8 @@ FROM steps WHERE trajectory_id IN (SELECT unnest(?)) ORDER BY trajectory_id, ste
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Admitted:
-    """What is to be logged of one call: tables of the accepted, quarantine rows of the refused, events, and leases that
-    the accepted attempts still need."""
+    """What is to be logged of one call: tables of the accepted, quarantine rows of the refused, events, leases that
+    the accepted attempts still need, and the leased attempts that end with a refusal, with the reason."""
 
     accepted: tuple[Trajectory, ...]
     refused: tuple[tuple[Any, Refusal], ...]
@@ -52,6 +53,7 @@ class Admitted:
     tables: Mapping[str, pa.Table]
     events: tuple[EventRow, ...]
     leases: tuple[Lease, ...]
+    dropped: Mapping[str, str]
 
 
 class Entrance:
@@ -110,6 +112,7 @@ class Entrance:
             tables=tables,
             events=tuple(self._observe(judged, producer)),
             leases=tuple(map(_lease, leases.values())),
+            dropped=self._dropped(refused, foreign=producer is not None),
         )
 
     def event(self, kind: str, detail: Mapping[str, Any]) -> EventRow:
@@ -138,6 +141,17 @@ class Entrance:
         states = self._ledger.states(one.row.attempt_id for one in trajectories)
         before = [one if isinstance(one, Refusal) else _attempt_refusal(one, states) for one in found]
         return read, before, frozenset(one.row.attempt_id for one in trajectories) - states.keys()
+
+    def _dropped(self, refused: Sequence[tuple[Any, Refusal]], *, foreign: bool) -> dict[str, str]:
+        reasons: dict[str, str] = {}
+        for record, refusal in refused:
+            attempt_id = claimed_attempt(record)
+            # A record too broken to say whose attempt it was closes none; the lease ends with the run.
+            if attempt_id is None or (foreign and is_own_attempt(attempt_id)):
+                continue
+            if self._ledger.is_leased(attempt_id):
+                reasons.setdefault(attempt_id, f"quarantined:{refusal.reason}")
+        return reasons
 
     def _hold(
         self, read: Sequence[Any], before: Sequence[Refusal | None], producer: str | None
@@ -202,13 +216,10 @@ def _attempt_refusal(trajectory: Trajectory, states: Mapping[str, str]) -> Refus
     row = trajectory.row
     if row.trajectory_id.partition("/")[0] != row.attempt_id:
         words = f"trajectory_id {row.trajectory_id!r} is not attempt_id {row.attempt_id!r}, or that and /... behind it"
+    elif is_own_attempt(row.attempt_id):
+        words = f"attempt {row.attempt_id!r} is spelled like the run's own; put your program's name before ids of your own"
     elif states.get(row.attempt_id, "leased") != "leased":
         words = f"attempt {row.attempt_id!r} is {states[row.attempt_id]} already; an attempt ends once: use a new id"
-    elif row.attempt_id not in states and is_own_attempt(row.attempt_id):
-        words = (
-            f"attempt {row.attempt_id!r} is spelled like the run's own and was not leased; put your program's name "
-            "before ids of your own"
-        )
     else:
         return None
     return Refusal(reason="attempt", detail=words)

@@ -110,24 +110,7 @@ class Ledger:
 
     def lease(self, leases: Sequence[Lease]) -> None:
         """Record attempts as leased, durably. Raises :class:`LedgerError` where one exists already; then none is."""
-        now = _now_us()
-        rows = [
-            AttemptRow(
-                run_id=self._run_id,
-                attempt_id=lease.attempt_id,
-                episode_id=lease.episode_id,
-                group_id=lease.group_id,
-                task_id=lease.task_id,
-                purpose=lease.purpose,
-                state="leased",
-                reason="",
-                owner=str(self._token),
-                leased_us=now,
-                closed_us=None,
-                schema_version=SCHEMA_VERSION,
-            )
-            for lease in leases
-        ]
+        rows = self._leased(leases)
         with self._transaction(durable=True) as database:
             for row in rows:
                 try:
@@ -215,6 +198,14 @@ class Ledger:
             _ended(leased[attempt_id], state, self._redact(reason) if reason else "", now)
             for attempt_id, reason in reasons.items()
         ]
+
+    def brought(self, leases: Sequence[Lease]) -> list[AttemptRow]:
+        """Return the rows of finished attempts that were never leased here, whose records another program brings whole.
+
+        Changes nothing: they enter with the frame that holds their records (:meth:`apply`), so that one that was cut
+        off before may be brought again.
+        """
+        return [_ended(row, "finished", "", row.leased_us) for row in self._leased(leases)]
 
     def drop_leased(self, reason: str) -> int:
         """End every leased attempt as dropped and return how many there were."""
@@ -311,6 +302,26 @@ class Ledger:
             (os.getpid(), socket.gethostname(), _now_us()),
         )
         return int(cursor.lastrowid or 0)
+
+    def _leased(self, leases: Sequence[Lease]) -> list[AttemptRow]:
+        now = _now_us()
+        return [
+            AttemptRow(
+                run_id=self._run_id,
+                attempt_id=lease.attempt_id,
+                episode_id=lease.episode_id,
+                group_id=lease.group_id,
+                task_id=lease.task_id,
+                purpose=lease.purpose,
+                state="leased",
+                reason="",
+                owner=str(self._token),
+                leased_us=now,
+                closed_us=None,
+                schema_version=SCHEMA_VERSION,
+            )
+            for lease in leases
+        ]
 
     def _end(self, reasons: Mapping[str, str], state: str) -> None:
         rows = self.ended(reasons, state)

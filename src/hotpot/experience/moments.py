@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
-from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
+from hotpot.errors import StoreError
+from hotpot.experience.lake import LAKE_ERRORS, ROW_COLUMN, SEGMENT_COLUMN, Lake, plain
 
 FIRST_ORDERED_VERSION = 2
 """Schema version since which ``_row`` counts across tables; older log segments are seen whole or not at all."""
@@ -33,7 +34,10 @@ class Cut:
 
 
 def cut_at(lake: Lake, segment: int, row: int) -> Cut:
-    """Return the cut behind the row ``row`` of ``segment``, or behind the whole segment where it is an old one."""
+    """Return the cut behind the row ``row`` of ``segment``, or behind the whole segment where it is an old one.
+
+    Raises :class:`StoreError` where the lake can't be read.
+    """
     return Cut(segment=segment, row=row if _is_ordered(lake, segment) else _WHOLE)
 
 
@@ -44,7 +48,12 @@ def _is_ordered(lake: Lake, segment: int) -> bool:
     filesystem, base = lake.location.filesystem()
     for path in files.paths:
         place = base + path.removeprefix(lake.location.uri)
-        table = pq.read_table(place, columns=["segment", "schema_version"], filesystem=filesystem)
+        try:
+            table = pq.read_table(place, columns=["segment", "schema_version"], filesystem=filesystem)
+        except LAKE_ERRORS as error:
+            raise StoreError(
+                f"can't read {path} of the lake: {plain(error)}; check the storage, or restore the file from a copy"
+            ) from error
         for number, version in zip(*(column.to_pylist() for column in table.columns), strict=True):
             if number == segment:
                 return bool(version >= FIRST_ORDERED_VERSION)

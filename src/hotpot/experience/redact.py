@@ -94,7 +94,9 @@ class Redactor:
         """
         try:
             cleaned, count = self._redact_value("", json.loads(text), frozenset(leave))
-            return (canonical_json(cleaned), count) if count else (text, 0)
+            # A text without other letters may have escaped what UTF-8 can't carry.
+            written = canonical_json(cleaned, ascii_only=text.isascii())
+            return (written, count) if count else (text, 0)
         except (ValueError, RecursionError):
             return self.redact(text)
 
@@ -110,12 +112,25 @@ class Redactor:
             parts = [self._redact_value(name, item, leave) for item in value]
             return [part for part, _ in parts], sum(count for _, count in parts)
         if isinstance(value, dict):
-            found = {
-                key: (item, 0) if key in leave else self._redact_value(key, item, leave)
-                for key, item in value.items()
-            }
-            return {key: part for key, (part, _) in found.items()}, sum(count for _, count in found.values())
+            return self._redact_items(value, leave)
+        if type(value) in (int, float) and _IS_SECRET_NAME.fullmatch(name):
+            return "[redacted:password]", 1
         return value, 0
+
+    def _redact_items(self, items: dict[str, Any], leave: frozenset[str]) -> tuple[dict[str, Any], int]:
+        result: dict[str, Any] = {}
+        count = 0
+        for key, item in items.items():
+            if key in leave:
+                cleaned, in_key, in_item = key, 0, 0
+            else:
+                cleaned, in_key = self.redact(key)
+                item, in_item = self._redact_value(key, item, leave)
+            while in_key and cleaned in result:
+                cleaned += "'"  # two secrets of a kind as keys: both items stay
+            result[cleaned] = item
+            count += in_key + in_item
+        return result, count
 
 
 def _replacement(known: SecretPattern) -> str:

@@ -22,6 +22,8 @@ from hotpot.ids import again
 
 REQUEUED, REFUSED_AGAIN = "requeued", "requeue_refused"
 
+_NOT_JSON = object()
+
 _LISTED = """
 SELECT quarantine_id, record_id, producer, reason, time_us, sha256(payload) AS digest
 FROM quarantine ORDER BY time_us"""
@@ -85,9 +87,14 @@ def requeue(store: ExperienceStore, ids: Collection[str]) -> RequeueReport:
     for group in _attempts([one for one in chosen if one.state == "waiting"], listed):
         double = [one for one in group if (one.record_id, one.digest) in taken]
         skipped += [(one.quarantine_id, "the same record was requeued already") for one in double]
-        fresh = [one for one in group if one not in double]
+        payloads = _payloads(reader, [one.quarantine_id for one in group if one not in double])
+        skipped += [
+            (each, "its payload is no JSON") for each, record in payloads.items() if record is _NOT_JSON
+        ]
+        records = {each: record for each, record in payloads.items() if record is not _NOT_JSON}
+        fresh = [one for one in group if one.quarantine_id in records]
         if fresh:
-            good, bad = _bring(store, reader, fresh)
+            good, bad = _bring(store, records, producer=fresh[0].producer)
             accepted += good
             refused += bad
             done = {each for each, _ in good}
@@ -123,18 +130,23 @@ def _attempt(one: Refused) -> str:
     return one.record_id.partition("/")[0] or one.quarantine_id
 
 
-def _bring(
-    store: ExperienceStore, reader: RunReader, group: Sequence[Refused]
-) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
-    ids = [one.quarantine_id for one in group]
+def _payloads(reader: RunReader, ids: Sequence[str]) -> dict[str, Any]:
+    """Return the records of quarantine ids as the door takes them, in that order; _NOT_JSON where one can't be read."""
     stored = reader.table(
         "quarantine",
         ["quarantine_id", "payload", "payload_schema_version"],
         where="quarantine_id IN (SELECT unnest(?))",
-        params=[ids],
+        params=[list(ids)],
     ).to_pylist()
-    payloads = {row["quarantine_id"]: row for row in stored}
-    records = _renamed([_record(payloads[each]) for each in ids], store)
+    found = {row["quarantine_id"]: _record(row) for row in stored}
+    return {each: found[each] for each in ids}
+
+
+def _bring(
+    store: ExperienceStore, payloads: Mapping[str, Any], *, producer: str
+) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
+    ids = list(payloads)
+    records = _renamed(list(payloads.values()), store)
     came_from = {id(record): each for record, each in zip(records, ids, strict=True)}
     by_name = {_name(record): each for record, each in zip(records, ids, strict=True)}
     good: list[tuple[str, str]] = []
@@ -149,21 +161,25 @@ def _bring(
         links += [(REFUSED_AGAIN, {"quarantine_id": each, "replaced_by": new}) for each, new, _ in bad]
         return [*links]
 
-    store.append_records(records, producer=group[0].producer, follow=follow)
+    store.append_records(records, producer=producer, follow=follow)
     return good, bad
 
 
 def _record(row: Mapping[str, Any]) -> Any:
     """Return a payload as the door takes it. Those of our own dataclasses name their version inside only."""
-    payload = json.loads(row["payload"])
+    try:
+        payload = json.loads(row["payload"])
+    except (ValueError, RecursionError):
+        return _NOT_JSON
     if isinstance(payload, dict) and "schema_version" not in payload:
         payload = {"schema_version": row["payload_schema_version"], **payload}
     return payload
 
 
-def _name(record: Any) -> Any:
+def _name(record: Any) -> str | None:
     row = record.get("row") if isinstance(record, dict) else None
-    return row.get("trajectory_id") if isinstance(row, dict) else None
+    name = row.get("trajectory_id") if isinstance(row, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _renamed(records: list[Any], store: ExperienceStore) -> list[Any]:

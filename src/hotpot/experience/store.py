@@ -31,7 +31,6 @@ from hotpot.experience.archive import Archive, Thresholds
 from hotpot.experience.budget import DiskBudget
 from hotpot.experience.door import ArrowRecords, records_of
 from hotpot.experience.entrance import Admitted, Entrance
-from hotpot.experience.gate import Refusal, claimed_attempt
 from hotpot.experience.health import ArchiveStatus, Told
 from hotpot.experience.journal import Journal
 from hotpot.experience.lake import RUN_COLUMN, Lake
@@ -49,7 +48,6 @@ from hotpot.ids import canonical_json
 from hotpot.timeline import Slice, Timeline
 from hotpot.types import (
     SCHEMA_VERSION,
-    AttemptRow,
     ConsumptionRow,
     EventRow,
     GroupRow,
@@ -68,7 +66,7 @@ _REDACTED_COLUMNS = {
     "versions": ("manifest", "sources"),
     "quarantine": ("detail", "payload"),
 }
-_JSON_COLUMNS = frozenset({"detail", "manifest", "sources"})
+_JSON_COLUMNS = frozenset({"detail", "manifest", "sources", "payload"})
 
 _OWN_CALLS = {
     "steps": "append",
@@ -299,10 +297,15 @@ class ExperienceStore:
                 others = self._tables(group_rows([*versions, *admitted.events, *told]))
                 tables, redactions = self._redacted({**admitted.tables, **others})
             with self._span("ledger"):
-                if admitted.leases:
-                    self.ledger.lease(admitted.leases)
+                brought = self.ledger.brought(admitted.leases)
                 finished = dict.fromkeys((t.row.attempt_id for t in admitted.accepted), "")
-                attempts = self.ledger.ended(finished, "finished") + self._dropped(admitted.refused)
+                for row in brought:
+                    finished.pop(row.attempt_id)
+                attempts = (
+                    brought
+                    + self.ledger.ended(finished, "finished")
+                    + self.ledger.ended(admitted.dropped, "dropped")
+                )
             self._write(tables, attempts, batches=1)
             self._entrance.learn(versions)
             report = AppendReport(
@@ -457,15 +460,6 @@ class ExperienceStore:
     def _wait_for_lake(self) -> None:
         if self._settings.acknowledge == "lake":
             self.flush()
-
-    def _dropped(self, refused: Sequence[tuple[Any, Refusal]]) -> list[AttemptRow]:
-        reasons: dict[str, str] = {}
-        for record, refusal in refused:
-            attempt_id = claimed_attempt(record)
-            # A record too broken to say whose attempt it was closes none; the lease ends with the run.
-            if attempt_id is not None and self.ledger.is_leased(attempt_id):
-                reasons.setdefault(attempt_id, f"quarantined:{refusal.reason}")
-        return self.ledger.ended(reasons, "dropped")
 
     def _tables(self, grouped: Mapping[str, Sequence[Any]]) -> dict[str, pa.Table]:
         for name, rows in grouped.items():

@@ -20,13 +20,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from hotpot.config import StoreSection
 from hotpot.errors import UsageError
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.encoding import writer_properties
 from hotpot.experience.lake import RUN_COLUMN, SEGMENT_COLUMN, Lake
+from hotpot.experience.maintenance.compact import TRIES
 from hotpot.experience.maintenance.deletions import Deletion, deletion_now, read_deletions
 from hotpot.experience.maintenance.lock import maintaining
 from hotpot.experience.maintenance.scrub import scrub
@@ -121,9 +123,24 @@ def _rows_of(lake: Lake, table: str, column: str, trajectory_id: str) -> dict[in
 
 
 def _delete_rows(lake: Lake, table: str, column: str, trajectory_id: str) -> None:
-    handle = lake.open_table(table)
-    if handle is None or not _rows_of(lake, table, column, trajectory_id):
-        return
+    for attempt in range(1, TRIES + 1):
+        handle = lake.open_table(table)
+        if handle is None or not _rows_of(lake, table, column, trajectory_id):
+            return
+        try:
+            _delete_from(handle, lake, table, column, trajectory_id)
+            break
+        except CommitFailedError:
+            # Another run's commit came between: once more, at the newer table.
+            lake.forget()
+            if attempt == TRIES:
+                raise
+    # Before the old files go, the new ones must be on the device.
+    lake.sync(table)
+    reach("delete_after")
+
+
+def _delete_from(handle: DeltaTable, lake: Lake, table: str, column: str, trajectory_id: str) -> None:
     condition = f"{column} = '{trajectory_id.replace(chr(39), chr(39) * 2)}'"
     if is_partitioned(handle):
         condition = f"{RUN_COLUMN} = '{lake.writer}' AND {condition}"
@@ -135,9 +152,6 @@ def _delete_rows(lake: Lake, table: str, column: str, trajectory_id: str) -> Non
             custom_metadata={"hotpot.run": lake.writer, "hotpot.maintenance": "delete"}
         ),
     )
-    # Before the old files go, the new ones must be on the device.
-    lake.sync(table)
-    reach("delete_after")
 
 
 def _drop_caches(run_folder: Path) -> None:

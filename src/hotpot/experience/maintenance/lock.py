@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hotpot.errors import StoreError
+from hotpot.experience.lake import LAKE_ERRORS, plain
 from hotpot.experience.owner import OwnerLock
 from hotpot.experience.reader import RunReader
 
@@ -22,7 +23,7 @@ def maintaining(reader: RunReader, *, alone: bool = False) -> Iterator[Path]:
     """Hold a run's maintenance lock, and with ``alone`` its owner's lock too; yields the run folder.
 
     Raises :class:`hotpot.errors.RunFolderError` naming the process that holds one of them, and :class:`StoreError`
-    where the run was opened by its lake alone: the locks lie in the run folder.
+    where the run was opened by its lake alone (the locks lie in the run folder), or where its storage failed the work inside.
     """
     folder = reader.run_folder
     if folder is None:
@@ -33,4 +34,11 @@ def maintaining(reader: RunReader, *, alone: bool = False) -> Iterator[Path]:
         held.callback(OwnerLock(folder, MAINTENANCE_LOCK, _REFUSAL).release)
         if alone:
             held.callback(OwnerLock(folder).release)
-        yield folder
+        try:
+            yield folder
+        except LAKE_ERRORS as error:
+            reader.lake.forget()
+            raise StoreError(
+                f"maintenance of {folder} was cut off by its lake {reader.lake.location.uri}: {plain(error)}; check the "
+                "storage, then repeat it"
+            ) from error

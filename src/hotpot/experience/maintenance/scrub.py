@@ -46,9 +46,9 @@ def scrub(lake: Lake, table: str, column: str, value: str) -> dict[str, int]:
     if changed or removed:
         reach("scrub_checkpoint")
         handle.create_checkpoint()
-        _drop_checkpoints(folder, below=handle.version())
         lake.forget()
-        lake.sync(table)
+        lake.sync(table)  # the new checkpoint must be on the device before the old ones go
+        _drop_checkpoints(folder, below=handle.version())
     return removed
 
 

@@ -6,6 +6,7 @@ relative to the table's folder, as Delta writes them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,7 +15,9 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from hotpot.errors import StoreError
+from hotpot.experience.durable import sync_file
 from hotpot.experience.lake import RUN_COLUMN, Lake
+from hotpot.experience.wal import sync_folder
 from hotpot.types import TABLES
 
 SEGMENTS = "segments"
@@ -76,14 +79,17 @@ class TableFolder:
             return True
 
     def replace(self, path: str, data: bytes) -> None:
-        """Put ``data`` in the place of a file, at once: a reader sees the old file or the new one."""
+        """Put ``data`` in the place of a file, at once: a reader sees the old file or the new one, also after a power cut."""
         target = f"{self.root}/{path}"
         # A put to S3 is atomic as it is; a local file needs the way over a second name, which Delta ignores.
         draft = f"{self.root}/{LOG_FOLDER}/.{path.rpartition('/')[2]}.draft" if self.is_local else target
         with self._filesystem.open_output_stream(draft) as file:
             file.write(data)
         if draft != target:
+            # Whoever made the file durable under this name before won't look at it again.
+            sync_file(draft)
             self._filesystem.move(draft, target)
+            sync_folder(Path(target).parent)
 
     def remove(self, path: str) -> None:
         """Delete a file; one that is gone already is none to worry about."""
