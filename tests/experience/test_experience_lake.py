@@ -16,6 +16,7 @@ from hotpot.errors import DiskBudgetError, RunFolderError, StoreError, UsageErro
 from hotpot.experience import ExperienceStore, open_run, to_table
 from hotpot.experience import budget as budget_module
 from hotpot.experience import lake as lake_module
+from hotpot.experience import places as places_module
 from hotpot.experience.lake import Lake
 from hotpot.experience.storage import LakeLocation
 from hotpot.testing.records import make_group, make_leases, make_row
@@ -290,3 +291,39 @@ def test_a_lake_whose_disk_takes_nothing_is_ridden_out_and_heals(tmp_path, small
         "archive_failing",
         "archive_healed",
     ]
+
+
+def event(kind):
+    return make_row(EventRow, run_id="run", kind=kind)
+
+
+def kinds(folder):
+    return open_run(folder).table("events", ["kind"]).column(0).to_pylist()
+
+
+def test_an_id_names_one_run_in_a_lake(tmp_path, monkeypatch):
+    lake, first, other = str(tmp_path / "lake"), tmp_path / "a" / "run", tmp_path / "b" / "run"
+    living = open_store(first, lake=lake)
+    living.record([event("first")])
+    for _ in range(2):  # refused, it leaves no folder that looks like a run's
+        with pytest.raises(RunFolderError, match=r"holds another run 'run'.*choose another run id"):
+            open_store(other, lake=lake)
+    # At the same moment: both have looked, and found the id free.
+    monkeypatch.setattr("hotpot.experience.store.check_unclaimed", lambda *_: None)
+    real, seen = places_module._claim, [None]
+    monkeypatch.setattr(places_module, "_claim", lambda *_: seen.pop() if seen else real(*_))
+    with pytest.raises(RunFolderError, match="holds another run 'run'"):
+        open_store(other, lake=lake)
+    monkeypatch.undo()
+    with pytest.raises(RunFolderError, match="holds another run 'run'"):
+        open_store(other, lake=lake)
+    living.close()
+    with open_store(first, lake=lake) as resumed:
+        resumed.record([event("resumed")])
+    assert kinds(first) == ["first", "resumed"]
+    # A lake whose copies of manifests are gone still knows whose segments it holds.
+    (tmp_path / "lake" / "_runs" / "run.json").unlink()
+    with pytest.raises(RunFolderError, match="holds another run 'run'"):
+        open_store(tmp_path / "c" / "run", lake=lake)
+    open_store(first, lake=lake).close()
+    assert [path.name for path in (tmp_path / "lake" / "_runs").iterdir()] == ["run.json"]
