@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -25,8 +26,10 @@ from hotpot.errors import (
     StoreError,
 )
 from hotpot.experience import ExperienceStore, open_run, read_manifest
+from hotpot.experience import archive as archive_module
 from hotpot.experience import lake as lake_module
 from hotpot.experience import wal as wal_module
+from hotpot.experience.archive import Archive, Thresholds
 from hotpot.experience.durable import FolderSync
 from hotpot.experience.health import ArchiveHealth
 from hotpot.experience.ledger import Ledger
@@ -781,3 +784,38 @@ def test_a_failure_that_no_waiting_changes_is_told_at_once(folder, monkeypatch, 
         store.flush(timeout_s=60)
     with pytest.raises(StoreError):
         store.close()
+
+
+class NoLake:
+    """Stands for a lake in tests of the archive alone."""
+
+    def forget(self):
+        pass
+
+
+def start_archive(monkeypatch, *, seal, archived=lambda: None, archive_segment=lambda *_: None, seconds=1e6):
+    """An archive over a lake that takes everything; ``seal(archive, number)`` is called with 1, 2, ..."""
+    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(archive_module, "archive_segment", archive_segment)
+    archive = Archive(NoLake(), thresholds=Thresholds(batches=10**6, num_bytes=10**12, seconds=seconds))
+    numbers, told = itertools.count(1), []
+    archive.start(
+        seal=lambda: seal(archive, next(numbers)), settle=lambda: None, tell=told.append, archived=archived
+    )
+    return archive, told
+
+
+def test_one_failed_seal_does_not_end_sealing_by_age(tmp_path, monkeypatch):
+    def seal(archive, number):
+        if number == 1:
+            raise StoreError("can't create the next log segment") from OSError(28, "No space left on device")
+        path = tmp_path / f"{number}"
+        path.touch()
+        archive.add(path)
+
+    archive, told = start_archive(monkeypatch, seal=seal, seconds=0.05)
+    archive.note(10, 1)
+    wait_until(lambda: len(told) == 2)
+    assert [each.kind for each in told] == ["archive_failing", "archive_healed"]
+    assert archive.status().tries == 0
+    assert archive.close(timeout_s=5.0)

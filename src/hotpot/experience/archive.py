@@ -190,7 +190,10 @@ class Archive:
             self._batches >= limits.batches
             or self._bytes >= limits.num_bytes
             # A lake that fails gets no more of them for waiting longer.
-            or (self._health.tries == 0 and time.monotonic() - self._first_frame_at >= limits.seconds)
+            or (
+                not (self._health.tries and self._sealed)
+                and time.monotonic() - self._first_frame_at >= limits.seconds
+            )
         )
 
     def _run(self) -> None:
