@@ -819,3 +819,32 @@ def test_one_failed_seal_does_not_end_sealing_by_age(tmp_path, monkeypatch):
     assert [each.kind for each in told] == ["archive_failing", "archive_healed"]
     assert archive.status().tries == 0
     assert archive.close(timeout_s=5.0)
+
+
+@pytest.mark.parametrize("step", ["sync_folder", "archived"])
+def test_a_failure_after_a_log_segment_went_is_gone_over_and_nothing_is_archived_twice(
+    tmp_path, monkeypatch, step
+):
+    def seal(archive, number):
+        (tmp_path / f"{number}").touch()
+        archive.add(tmp_path / f"{number}")
+
+    def fails_twice(*_):
+        calls.append(1)
+        if len(calls) <= 2:
+            raise OSError(5, "Input/output error")
+
+    calls, taken = [], []
+    monkeypatch.setattr(archive_module, "sync_folder", fails_twice if step == "sync_folder" else lambda _: None)
+    archive, told = start_archive(
+        monkeypatch,
+        seal=seal,
+        archived=fails_twice if step == "archived" else lambda: None,
+        archive_segment=lambda _, path, __: taken.append(path.stat() and path.name),
+    )
+    archive.flush(timeout_s=20.0)
+    assert [each.kind for each in told] == ["archive_failing", "archive_healed"]
+    assert len(calls) > 2
+    assert len(taken) == len(set(taken))
+    assert not list(tmp_path.iterdir())
+    assert archive.close(timeout_s=5.0)

@@ -57,6 +57,7 @@ class Archive:
         self._thresholds = thresholds
         self._wake = threading.Condition()
         self._sealed: list[Path] = []
+        self._deleted: Path | None = None
         self._batches = 0
         self._bytes = 0
         self._first_frame_at: float | None = None
@@ -278,8 +279,10 @@ class Archive:
     def _archive(self, path: Path) -> None:
         # Settling first makes the ledger durable before its log goes, and stops a superseded owner before it writes.
         self._settle()
-        archive_segment(self._lake, path, self.timeline)
-        path.unlink()
+        if path != self._deleted:  # else a try before came that far
+            archive_segment(self._lake, path, self.timeline)
+            path.unlink()
+            self._deleted = path
         sync_folder(path.parent)
         reach("log_segment_deleted")
         self._archived()
