@@ -327,3 +327,39 @@ def test_an_id_names_one_run_in_a_lake(tmp_path, monkeypatch):
         open_store(tmp_path / "c" / "run", lake=lake)
     open_store(first, lake=lake).close()
     assert [path.name for path in (tmp_path / "lake" / "_runs").iterdir()] == ["run.json"]
+
+
+ODD = ["a]b", "[", "a|b", "a^b", "a\\b", "a%20b", "%c3%bc", "a\nb"]
+PLAIN = ["a b", "ü", "100%", "%zz", "x#y", "q*z", "p?t", "{a}", "a:b", "<x>", '"', "~"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_path_that_delta_misreads_is_refused_before_anything_is_made(tmp_path, name):
+    folder, fine = tmp_path / name / "run", tmp_path / "fine" / "run"
+    with pytest.raises(UsageError, match=r"can't lie at .*store\.lake"):
+        open_store(folder)
+    with pytest.raises(UsageError, match="can't lie at"):
+        open_store(fine, lake=str(tmp_path / name))
+    with pytest.raises(UsageError, match="can't lie at"):
+        LakeLocation.of(f"s3://bucket/{name}")
+    assert not list(tmp_path.iterdir())
+    # The run folder itself may be called so.
+    with open_store(folder, lake=str(tmp_path / "lake")) as store:
+        store.record([event("kept")])
+    assert kinds(folder) == ["kept"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_any_other_path_works(tmp_path, name):
+    with open_store(tmp_path / name / "run") as store:
+        store.record([event("kept")])
+    assert kinds(tmp_path / name / "run") == ["kept"]
+
+
+def test_a_new_run_without_credentials_leaves_nothing(tmp_path, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.*set them"):
+            open_store(tmp_path / "run", lake="s3://bucket/lake")
+    assert not list(tmp_path.iterdir())
