@@ -835,7 +835,9 @@ def test_a_failure_after_a_log_segment_went_is_gone_over_and_nothing_is_archived
             raise OSError(5, "Input/output error")
 
     calls, taken = [], []
-    monkeypatch.setattr(archive_module, "sync_folder", fails_twice if step == "sync_folder" else lambda _: None)
+    monkeypatch.setattr(
+        archive_module, "sync_folder", fails_twice if step == "sync_folder" else lambda _: None
+    )
     archive, told = start_archive(
         monkeypatch,
         seal=seal,

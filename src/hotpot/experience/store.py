@@ -204,13 +204,15 @@ class ExperienceStore:
         ``recipe`` (JSON), ``seed`` and ``num_threads`` go into the manifest of a new run. ``timeline``, of the one thread
         that calls the store, gets the spans ``gate``, ``log`` and ``ledger`` of each write; open them inside a ``whole``
         span to count them under that. Raises :class:`hotpot.errors.RecipeError` where a pattern of
-        ``settings.redact_patterns`` can't work, before anything is made, :class:`RunFolderError` where the folder exists
-        (without ``resume``), is missing (with it), can't be written, or has a living writer, or where its lake holds
-        another run of that id; :class:`StoreError` where what lies in it can't be recovered.
+        ``settings.redact_patterns`` can't work and :class:`hotpot.errors.UsageError` where the lake's place can't, or
+        credentials for it are missing, before anything is made; :class:`RunFolderError` where the folder exists (without
+        ``resume``), is missing (with it), can't be written, or has a living writer, or where its lake holds another run
+        of that id; :class:`StoreError` where what lies in it can't be recovered.
         """
         run_folder = Path(run_folder)
         redactor = Redactor(settings.redact_patterns)
         location = chosen_location(run_folder, settings)
+        location.storage_options()  # credentials that are missing are told before anything is made
         prepare_folder(run_folder, resume=resume)
         if not resume:
             manifest = collect_manifest(
