@@ -200,9 +200,17 @@ def test_a_place_is_a_folder_or_a_bucket(tmp_path, monkeypatch):
     for wrong in ("gs://bucket", "s3://", "s3:///prefix"):
         with pytest.raises(UsageError):
             LakeLocation.of(wrong)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(UsageError, match="allow_http"):
-        LakeLocation.of("s3://bucket/a")
+    for endpoint, words in (
+        ("http://127.0.0.1:1", "allow_http"),
+        ("https://joe:hunter2@host", "no user or password"),
+    ):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(UsageError, match=words) as caught:
+            LakeLocation.of("s3://bucket/a")
+        assert "hunter2" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"no user or password.*bucket/a") as caught:
+        LakeLocation.of("s3://joe:hunter2@bucket/a")
+    assert "hunter2" not in str(caught.value)
     with pytest.raises(UsageError, match="can't name a partition"):
         Lake(LakeLocation.of(tmp_path), writer="../other")
 

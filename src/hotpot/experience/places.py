@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyarrow import fs
+from pydantic import ValidationError
 
 from hotpot.config import S3Section
 from hotpot.errors import RunFolderError, StoreError
@@ -54,10 +55,18 @@ def find_run(run: Path | str) -> RunPlace:
 
 
 def lake_location(run_folder: Path, manifest: Manifest) -> LakeLocation:
-    """Return where the lake of a run lies, as its manifest says: by default in its folder, wherever that is now."""
+    """Return where the lake of a run lies, as its manifest says: by default in its folder, wherever that is now.
+
+    Raises :class:`UsageError` where the manifest's words on it can't work.
+    """
     if manifest.lake is None:
         return LakeLocation.of(run_folder / "lake")
-    return LakeLocation.of(manifest.lake, S3Section.model_validate(manifest.s3))
+    try:
+        return LakeLocation.of(manifest.lake, S3Section.model_validate(manifest.s3))
+    except ValidationError as error:
+        raise RunFolderError(
+            f"{run_folder / MANIFEST_NAME} can't say where the lake lies: {error}"
+        ) from error
 
 
 def check_unclaimed(location: LakeLocation, run_id: str) -> None:

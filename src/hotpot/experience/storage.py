@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pyarrow import fs
 
-from hotpot.config import S3Section
+from hotpot.config import S3Section, has_user_info
 from hotpot.errors import UsageError
 
 _SCHEME = "s3://"
@@ -41,9 +41,15 @@ class LakeLocation:
         """Return the location of a folder or an ``s3://bucket/prefix``.
 
         Without ``s3`` the settings come from the environment (:func:`s3_from_environment`). Raises :class:`UsageError`
-        where the place is of another kind, names no bucket, or is spelled with what Delta Lake can't take in a path.
+        where the place is of another kind, names no bucket, holds a password, or is spelled with what Delta
+        Lake can't take in a path.
         """
         text = str(place)
+        if has_user_info(text):
+            raise UsageError(
+                f"a lake's address holds no user or password (the one that ends in {text.rpartition('@')[2]!r} does); "
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+            )
         if not text.startswith(_SCHEME):
             if "://" in text:
                 raise UsageError(f"a lake lies in a folder or at s3://bucket/prefix, not at {text!r}")
