@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -850,3 +851,27 @@ def test_a_failure_after_a_log_segment_went_is_gone_over_and_nothing_is_archived
     assert len(taken) == len(set(taken))
     assert not list(tmp_path.iterdir())
     assert archive.close(timeout_s=5.0)
+
+
+def test_who_waits_for_the_lake_waits_for_its_own_and_not_for_what_others_append(tmp_path, monkeypatch):
+    """While one log segment goes to the lake, another caller has always asked for the next one already."""
+
+    def seal(archive, number):
+        (tmp_path / f"{number}").touch()
+        archive.add(tmp_path / f"{number}")
+
+    def take(*_):
+        others.append(threading.Thread(target=flush_quietly))
+        others[-1].start()
+        wait_until(lambda: archive._seal_asked > len(others))
+
+    def flush_quietly():
+        with contextlib.suppress(StoreError):
+            archive.flush(timeout_s=0.2)
+
+    others = []
+    archive, _ = start_archive(monkeypatch, seal=seal, archive_segment=take)
+    archive.flush(timeout_s=3.0)
+    assert archive.close(timeout_s=5.0)
+    for thread in others:
+        thread.join()
