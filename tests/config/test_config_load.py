@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from hotpot.config import Recipe
+from hotpot.config import Recipe, StoreSection
 from hotpot.config.load import build_recipe, load_recipe, parse_override
 from hotpot.errors import RecipeError
 
@@ -177,3 +179,34 @@ def test_the_longest_episode_fits_in_a_pass_wherever_there_is_one() -> None:
     assert build_recipe({}, ["learner.micro_batch_tokens=512"], origin="x").learner.micro_batch_tokens == 512
     collects = build_recipe({}, ["learner.micro_batch_tokens=10", "debug.mode=rollout_only"], origin="x")
     assert collects.learner.micro_batch_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "refused"),
+    [
+        ("s3.endpoint", "http://joe:hunter2@127.0.0.1:8333", True),
+        ("s3.endpoint", "joe:hunter2@127.0.0.1", True),
+        ("s3.endpoint", "https://joe:hun/ter2@host", True),
+        ("lake", "s3://joe:hunter2@bucket/lake", True),
+        ("lake", "s3://bucket/a@b", False),
+        ("lake", "lakes/joe:a@b", False),
+    ],
+)
+def test_no_address_holds_a_password_and_none_is_told(
+    tmp_path: Path, setting: str, value: str, refused: bool
+) -> None:
+    overrides = (
+        f"store.{setting}='{value}'",
+        "store.s3.allow_http=" + str(value.startswith("http://")).lower(),
+    )
+    if not refused:
+        build_recipe({}, overrides, origin="here")
+        return
+    message = refusal(tmp_path, "", *overrides)
+    assert f"store.{setting} must hold no user or password" in message
+    assert "AWS_SECRET_ACCESS_KEY in the environment" in message
+    assert "joe" not in message
+    section: dict[str, Any] = {"s3": {"endpoint": value}} if setting == "s3.endpoint" else {"lake": value}
+    with pytest.raises(ValidationError) as caught:
+        StoreSection(**section)
+    assert "joe" not in str(caught.value)

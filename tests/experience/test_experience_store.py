@@ -1,4 +1,6 @@
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -26,8 +28,10 @@ from hotpot.errors import (
     StoreError,
 )
 from hotpot.experience import ExperienceStore, open_run, read_manifest
+from hotpot.experience import archive as archive_module
 from hotpot.experience import lake as lake_module
 from hotpot.experience import wal as wal_module
+from hotpot.experience.archive import Archive, Thresholds
 from hotpot.experience.durable import FolderSync
 from hotpot.experience.health import ArchiveHealth
 from hotpot.experience.ledger import Ledger
@@ -790,3 +794,93 @@ def test_a_failure_that_no_waiting_changes_is_told_at_once(folder, monkeypatch, 
         store.flush(timeout_s=60)
     with pytest.raises(StoreError):
         store.close()
+
+
+class NoLake:
+    """Stands for a lake in tests of the archive alone."""
+
+    def forget(self):
+        pass
+
+
+def start_archive(monkeypatch, *, seal, archived=lambda: None, archive_segment=lambda *_: None, seconds=1e6):
+    """An archive over a lake that takes everything; ``seal(archive, number)`` is called with 1, 2, ..."""
+    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(archive_module, "archive_segment", archive_segment)
+    archive = Archive(NoLake(), thresholds=Thresholds(batches=10**6, num_bytes=10**12, seconds=seconds))
+    numbers, told = itertools.count(1), []
+    archive.start(
+        seal=lambda: seal(archive, next(numbers)), settle=lambda: None, tell=told.append, archived=archived
+    )
+    return archive, told
+
+
+def test_one_failed_seal_does_not_end_sealing_by_age(tmp_path, monkeypatch):
+    def seal(archive, number):
+        if number == 1:
+            raise StoreError("can't create the next log segment") from OSError(28, "No space left on device")
+        path = tmp_path / f"{number}"
+        path.touch()
+        archive.add(path)
+
+    archive, told = start_archive(monkeypatch, seal=seal, seconds=0.05)
+    archive.note(10, 1)
+    wait_until(lambda: len(told) == 2)
+    assert [each.kind for each in told] == ["archive_failing", "archive_healed"]
+    assert archive.status().tries == 0
+    assert archive.close(timeout_s=5.0)
+
+
+@pytest.mark.parametrize("step", ["sync_folder", "archived"])
+def test_a_failure_after_a_log_segment_went_is_gone_over_and_nothing_is_archived_twice(
+    tmp_path, monkeypatch, step
+):
+    def seal(archive, number):
+        (tmp_path / f"{number}").touch()
+        archive.add(tmp_path / f"{number}")
+
+    def fails_twice(*_):
+        calls.append(1)
+        if len(calls) <= 2:
+            raise OSError(5, "Input/output error")
+
+    calls, taken = [], []
+    monkeypatch.setattr(
+        archive_module, "sync_folder", fails_twice if step == "sync_folder" else lambda _: None
+    )
+    archive, told = start_archive(
+        monkeypatch,
+        seal=seal,
+        archived=fails_twice if step == "archived" else lambda: None,
+        archive_segment=lambda _, path, __: taken.append(path.stat() and path.name),
+    )
+    archive.flush(timeout_s=20.0)
+    assert [each.kind for each in told] == ["archive_failing", "archive_healed"]
+    assert len(calls) > 2
+    assert len(taken) == len(set(taken))
+    assert not list(tmp_path.iterdir())
+    assert archive.close(timeout_s=5.0)
+
+
+def test_who_waits_for_the_lake_waits_for_its_own_and_not_for_what_others_append(tmp_path, monkeypatch):
+    """While one log segment goes to the lake, another caller has always asked for the next one already."""
+
+    def seal(archive, number):
+        (tmp_path / f"{number}").touch()
+        archive.add(tmp_path / f"{number}")
+
+    def take(*_):
+        others.append(threading.Thread(target=flush_quietly))
+        others[-1].start()
+        wait_until(lambda: archive._seal_asked > len(others))
+
+    def flush_quietly():
+        with contextlib.suppress(StoreError):
+            archive.flush(timeout_s=0.2)
+
+    others = []
+    archive, _ = start_archive(monkeypatch, seal=seal, archive_segment=take)
+    archive.flush(timeout_s=3.0)
+    assert archive.close(timeout_s=5.0)
+    for thread in others:
+        thread.join()

@@ -23,6 +23,7 @@ from hotpot.config.recipe import (
     StoreSection,
     TopologySection,
     WarmstartSection,
+    has_user_info,
 )
 
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "StoreSection",
     "TopologySection",
     "WarmstartSection",
+    "has_user_info",
 ]

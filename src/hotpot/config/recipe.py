@@ -3,6 +3,7 @@
 Unknown keys are errors. Sections with variants are tagged by ``kind``. Nothing here reads a file or imports torch.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,7 +25,11 @@ class Section(BaseModel):
     """Base of every section: closed, immutable, documented by the strings under its fields."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        hide_input_in_errors=True,  # it may hold a secret, and every rule here names the value itself
     )
 
 
@@ -266,6 +271,12 @@ class EvaluationSection(Section):
     """Evaluate greedily too, on the same tasks."""
 
 
+def has_user_info(address: str) -> bool:
+    """Whether an address such as ``https://name:password@host/path`` holds a user or a password."""
+    scheme, mark, rest = address.partition("://")
+    return bool(mark) and "/" not in scheme and "@" in re.split(r"[/?#]", rest, maxsplit=1)[0]
+
+
 class S3Section(Section):
     """S3-compatible storage of a lake at ``s3://bucket/prefix``. Credentials come from the environment only:
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, where there is one, AWS_SESSION_TOKEN."""
@@ -290,6 +301,11 @@ class S3Section(Section):
 
     @model_validator(mode="after")
     def _endpoint_is_allowed(self) -> Self:
+        if "@" in self.endpoint:
+            raise ValueError(
+                "store.s3.endpoint must hold no user or password, as run folder and lake keep it; leave out what stands "
+                "before its @ and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+            )
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
             raise ValueError(f"store.s3.endpoint = {self.endpoint!r} must begin with http:// or https://")
         if self.endpoint.startswith("http://") != self.allow_http:
@@ -331,6 +347,15 @@ class StoreSection(Section):
     redact_patterns: tuple[str, ...] = ()
     """Further regular expressions: matches in an environment's text and in reasons of failures are redacted before the
     model and the log see them."""
+
+    @model_validator(mode="after")
+    def _lake_holds_no_secret(self) -> Self:
+        if self.lake is not None and has_user_info(self.lake):
+            raise ValueError(
+                "store.lake must hold no user or password, as run folder and lake keep it; leave out what stands before "
+                "its @ and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+            )
+        return self
 
 
 class GateSection(Section):

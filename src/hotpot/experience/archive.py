@@ -57,11 +57,16 @@ class Archive:
         self._thresholds = thresholds
         self._wake = threading.Condition()
         self._sealed: list[Path] = []
+        self._deleted: Path | None = None
         self._batches = 0
         self._bytes = 0
         self._first_frame_at: float | None = None
+        # Each wish to seal has a number: the last one, the last one sealed for, the last one all of whose records are in
+        # the lake, and the one that takes what was told of an outage there.
         self._seal_asked = 0
         self._seal_done = 0
+        self._in_lake = 0
+        self._told_asked = 0
         self._health = ArchiveHealth()
         self._untold: list[Told] = []
         self._died: BaseException | None = None
@@ -145,15 +150,16 @@ class Archive:
                 self._wake.wait(min(left, 1.0))
 
     def flush(self, *, timeout_s: float) -> None:
-        """Seal, and wait until everything appended so far is in the lake.
+        """Seal, and wait until everything appended so far is in the lake, whatever others append meanwhile.
 
         Raises :class:`StoreError` where that can't be or takes longer than ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         with self._wake:
             self._seal_asked += 1
+            asked = self._seal_asked
             self._wake.notify_all()
-            while self._seal_done < self._seal_asked or self._sealed or self._untold:
+            while self._untold or self._in_lake < max(asked, self._told_asked):
                 self.check()
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._thread.is_alive():
@@ -190,7 +196,10 @@ class Archive:
             self._batches >= limits.batches
             or self._bytes >= limits.num_bytes
             # A lake that fails gets no more of them for waiting longer.
-            or (self._health.tries == 0 and time.monotonic() - self._first_frame_at >= limits.seconds)
+            or (
+                not (self._health.tries and self._sealed)
+                and time.monotonic() - self._first_frame_at >= limits.seconds
+            )
         )
 
     def _run(self) -> None:
@@ -264,19 +273,26 @@ class Archive:
                 # Whoever waits for the lake waits for this too, and a closed run leaves nothing in its log.
                 if self._health.tries == 0:
                     self._seal_asked += 1
+                    self._told_asked = self._seal_asked
                 self._wake.notify_all()
 
     def _drain(self) -> None:
         while self._sealed and not self._stop:
             with self.timeline.span("archive"):
                 self._archive(self._sealed[0])
+        with self._wake:
+            if not self._sealed:
+                self._in_lake = self._seal_done
+                self._wake.notify_all()
         self._tell()
 
     def _archive(self, path: Path) -> None:
         # Settling first makes the ledger durable before its log goes, and stops a superseded owner before it writes.
         self._settle()
-        archive_segment(self._lake, path, self.timeline)
-        path.unlink()
+        if path != self._deleted:  # else a try before came that far
+            archive_segment(self._lake, path, self.timeline)
+            path.unlink()
+            self._deleted = path
         sync_folder(path.parent)
         reach("log_segment_deleted")
         self._archived()

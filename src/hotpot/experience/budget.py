@@ -6,6 +6,7 @@ the log when it says no fits into the lake, because bytes waiting in the log cou
 the log segment goes).
 """
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -32,24 +33,32 @@ class DiskBudget:
         self._min_free_bytes = min_free_bytes
         self._guard = threading.Lock()
         self._log_bytes = 0
+        self._appended_meanwhile = 0
         self._lake_bytes = 0
         self.measure()
 
     def measure(self) -> None:
-        """Look at the folders again: after the archive moved something from log to lake."""
-        log_bytes = _size_of(self._log)
+        """Look at the folders again: after the archive moved something from log to lake.
+
+        What is appended while it looks counts too, some of it perhaps twice until the next time.
+        """
         lake_bytes = 0
         if self._max_bytes and self._lake is not None:
             # Only this bound needs the lake's size, and walking it is what costs.
             own = [self._lake] if self._partition is None else self._lake.glob(f"*/{self._partition}")
             lake_bytes = sum(map(_size_of, own))
+        # The log last: looking at it takes a moment, and what is appended in that moment is counted twice at most.
         with self._guard:
-            self._log_bytes, self._lake_bytes = log_bytes, lake_bytes
+            self._appended_meanwhile = 0
+        log_bytes = _size_of(self._log)
+        with self._guard:
+            self._log_bytes, self._lake_bytes = log_bytes + self._appended_meanwhile, lake_bytes
 
     def appended(self, num_bytes: int) -> None:
         """Hear of bytes that were appended to the log."""
         with self._guard:
             self._log_bytes += num_bytes
+            self._appended_meanwhile += num_bytes
 
     def check(self, coming_bytes: int) -> None:
         """Raise :class:`DiskBudgetError` where ``coming_bytes`` more in the log would break a bound."""
@@ -95,15 +104,13 @@ def _size_of(folder: Path) -> int:
     total = 0
     waiting = [str(folder)]
     while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     else:
                         total += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            continue
     return total
 
 

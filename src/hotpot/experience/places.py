@@ -1,19 +1,22 @@
 """From what a user names (a run folder, or a lake and a run in it) to where a run's manifest, log and lake lie.
 
 Owns the copy of a run's manifest in its lake, ``_runs/RUN_ID.json``: with it a lake can be read on a machine that has no
-run folder. Knows no table. Invariant: what is found by the run folder has log and ledger, what is found by the lake
-alone has neither.
+run folder, and by it a run id is taken in a lake: whose copy lies there owns the id. Knows no table. Invariant: what is
+found by the run folder has log and ledger, what is found by the lake alone has neither.
 """
 
 import contextlib
 import os
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyarrow import fs
+from pydantic import ValidationError
 
 from hotpot.config import S3Section
 from hotpot.errors import RunFolderError, StoreError
+from hotpot.experience.lake import Lake
 from hotpot.experience.manifest import MANIFEST_NAME, Manifest, manifest_text, parse_manifest, read_manifest
 from hotpot.experience.storage import LakeLocation
 from hotpot.experience.wal import sync_folder
@@ -52,41 +55,93 @@ def find_run(run: Path | str) -> RunPlace:
 
 
 def lake_location(run_folder: Path, manifest: Manifest) -> LakeLocation:
-    """Return where the lake of a run lies, as its manifest says: by default in its folder, wherever that is now."""
+    """Return where the lake of a run lies, as its manifest says: by default in its folder, wherever that is now.
+
+    Raises :class:`UsageError` where the manifest's words on it can't work.
+    """
     if manifest.lake is None:
         return LakeLocation.of(run_folder / "lake")
-    return LakeLocation.of(manifest.lake, S3Section.model_validate(manifest.s3))
+    try:
+        return LakeLocation.of(manifest.lake, S3Section.model_validate(manifest.s3))
+    except ValidationError as error:
+        raise RunFolderError(
+            f"{run_folder / MANIFEST_NAME} can't say where the lake lies: {error}"
+        ) from error
 
 
-def publish_manifest(location: LakeLocation, manifest: Manifest) -> None:
-    """Put a copy of the manifest into the lake, unless it is there. Raises :class:`StoreError` where it can't."""
+def check_unclaimed(location: LakeLocation, run_id: str) -> None:
+    """Raise :class:`RunFolderError` where the lake holds a run of this id, :class:`StoreError` where it can't be read."""
+    if _claim(location, run_id) is not None or Lake(location, writer=run_id).watermark():
+        raise _taken(location, run_id)
+
+
+def claim_run(location: LakeLocation, manifest: Manifest) -> None:
+    """Take the run's id in the lake by a copy of its manifest there, unless this run has it already.
+
+    Raises :class:`RunFolderError` where another run has it, and :class:`StoreError` where the storage fails. Of two runs
+    that claim a folder's id at the same moment one is refused; S3 is asked again after writing, since Arrow can't write
+    there on a condition.
+    """
+    found = _claim(location, manifest.run_id)
+    if found is None:
+        _write_claim(location, manifest)
+        found = _claim(location, manifest.run_id)
+    if found is None or _identity(found) != _identity(manifest):
+        raise _taken(location, manifest.run_id)
+
+
+def _identity(manifest: Manifest) -> tuple[int, str]:
+    """What tells one start of a run from another, however often it is resumed or moved."""
+    return manifest.created_us, manifest.host
+
+
+def _taken(location: LakeLocation, run_id: str) -> RunFolderError:
+    return RunFolderError(
+        f"lake {location.uri} holds another run {run_id!r}, and an id names one run in a lake; choose another run id, "
+        "or resume that run from its own folder"
+    )
+
+
+def _claim(location: LakeLocation, run_id: str) -> Manifest | None:
+    files, base = location.filesystem()
+    path = f"{base}/{RUNS_FOLDER}/{run_id}.json"
+    try:
+        if files.get_file_info(path).type == fs.FileType.NotFound:
+            return None
+        with files.open_input_stream(path) as stream:
+            text = stream.read()
+    except OSError as error:
+        raise StoreError(f"can't read {path} of lake {location.uri}: {error}; check the storage") from error
+    return parse_manifest(text.decode(), f"{location.uri}/{RUNS_FOLDER}/{run_id}.json")
+
+
+def _write_claim(location: LakeLocation, manifest: Manifest) -> None:
     files, base = location.filesystem()
     path = f"{base}/{RUNS_FOLDER}/{manifest.run_id}.json"
     try:
-        if files.get_file_info(path).type == fs.FileType.File:
-            return
         if location.is_local:
-            _write_durably(Path(path), manifest_text(manifest))
-            return
-        with files.open_output_stream(path) as stream:
-            stream.write(manifest_text(manifest).encode())
+            _write_once(Path(path), manifest_text(manifest))
+        else:
+            with files.open_output_stream(path) as stream:
+                stream.write(manifest_text(manifest).encode())
     except OSError as error:
         raise StoreError(f"can't write {path} of lake {location.uri}: {error}; check the storage") from error
 
 
-def _write_durably(path: Path, text: str) -> None:
+def _write_once(path: Path, text: str) -> None:
+    """Write a file durably and whole, unless there is one. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
     try:
         with draft.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)  # unlike a rename it takes no one's place
+    finally:
         with contextlib.suppress(OSError):
             draft.unlink()
-        raise
     sync_folder(path.parent)
     sync_folder(path.parent.parent)
 

@@ -6,6 +6,7 @@ nowhere: no recipe, manifest or message holds them.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,13 @@ from typing import Any, Self
 
 from pyarrow import fs
 
-from hotpot.config import S3Section
+from hotpot.config import S3Section, has_user_info
 from hotpot.errors import UsageError
 
 _SCHEME = "s3://"
+
+_UNFIT = re.compile(r"[\[\]|^\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
+"""What makes Delta Lake's way from a path to an address and back end elsewhere, or nowhere."""
 
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "access_key",
@@ -37,17 +41,23 @@ class LakeLocation:
         """Return the location of a folder or an ``s3://bucket/prefix``.
 
         Without ``s3`` the settings come from the environment (:func:`s3_from_environment`). Raises :class:`UsageError`
-        where the place is of another kind, or names no bucket.
+        where the place is of another kind, names no bucket, holds a password, or is spelled with what Delta
+        Lake can't take in a path.
         """
         text = str(place)
+        if has_user_info(text):
+            raise UsageError(
+                f"a lake's address holds no user or password (the one that ends in {text.rpartition('@')[2]!r} does); "
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+            )
         if not text.startswith(_SCHEME):
             if "://" in text:
                 raise UsageError(f"a lake lies in a folder or at s3://bucket/prefix, not at {text!r}")
-            return cls(uri=str(Path(text).absolute()))
+            return cls(uri=_fit(str(Path(text).absolute())))
         path = text.removeprefix(_SCHEME).rstrip("/")
         if not path.partition("/")[0]:
             raise UsageError(f"{text!r} names no bucket; a lake on S3 is s3://bucket/prefix")
-        return cls(uri=_SCHEME + path, s3=s3 or s3_from_environment())
+        return cls(uri=_fit(_SCHEME + path), s3=s3 or s3_from_environment())
 
     @property
     def is_local(self) -> bool:
@@ -101,6 +111,15 @@ class LakeLocation:
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=self.s3.retries + 1),
         )
         return made, self.uri.removeprefix(_SCHEME)
+
+
+def _fit(uri: str) -> str:
+    if odd := _UNFIT.search(uri):
+        raise UsageError(
+            f"a lake can't lie at {uri!r}: Delta Lake reads {odd[0]!r} in a path as something else or not at all; choose "
+            "another run folder, or another place for the lake (store.lake)"
+        )
+    return uri
 
 
 def credentials() -> Mapping[str, str]:

@@ -37,7 +37,7 @@ from hotpot.experience.lake import RUN_COLUMN, Lake
 from hotpot.experience.ledger import Ledger
 from hotpot.experience.manifest import collect_manifest, take_over, write_manifest
 from hotpot.experience.owner import OwnerLock
-from hotpot.experience.places import publish_manifest
+from hotpot.experience.places import check_unclaimed, claim_run
 from hotpot.experience.redact import Redactor
 from hotpot.experience.rules import Limits
 from hotpot.experience.run_folder import checked_manifest, chosen_location, prepare_folder
@@ -202,11 +202,15 @@ class ExperienceStore:
         ``recipe`` (JSON), ``seed`` and ``num_threads`` go into the manifest of a new run. ``timeline``, of the one thread
         that calls the store, gets the spans ``gate``, ``log`` and ``ledger`` of each write; open them inside a ``whole``
         span to count them under that. Raises :class:`hotpot.errors.RecipeError` where a pattern of
-        ``settings.redact_patterns`` can't work, before anything is made, :class:`RunFolderError` where the folder exists (without ``resume``), is missing (with it), can't be written, or
-        has a living writer; :class:`StoreError` where what lies in it can't be recovered.
+        ``settings.redact_patterns`` can't work and :class:`hotpot.errors.UsageError` where the lake's place can't, or
+        credentials for it are missing, before anything is made; :class:`RunFolderError` where the folder exists (without
+        ``resume``), is missing (with it), can't be written, or has a living writer, or where its lake holds another run
+        of that id; :class:`StoreError` where what lies in it can't be recovered.
         """
         run_folder = Path(run_folder)
         redactor = Redactor(settings.redact_patterns)
+        location = chosen_location(run_folder, settings)
+        location.storage_options()  # credentials that are missing are told before anything is made
         prepare_folder(run_folder, resume=resume)
         if not resume:
             manifest = collect_manifest(
@@ -225,13 +229,13 @@ class ExperienceStore:
             if resume:
                 manifest = take_over(run_folder, checked_manifest(run_folder, run_id, settings))
             else:
+                check_unclaimed(location, run_id)
                 write_manifest(run_folder, manifest)
-            location = chosen_location(run_folder, settings)
             for folder in (run_folder / "wal", run_folder / "checkpoints", run_folder / "logs"):
                 folder.mkdir(exist_ok=True)
             if location.is_local:
                 location.folder.mkdir(parents=True, exist_ok=True)
-            publish_manifest(location, manifest)
+            claim_run(location, manifest)
             sync_folder(run_folder)
             sync_folder(run_folder.parent)
             limits = Limits(run_id=run_id, vocabulary_size=vocabulary_size)
