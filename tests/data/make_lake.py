@@ -101,6 +101,9 @@ def expected(folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "lakes"
+    target = folder.absolute() / f"v{SCHEMA_VERSION}"
+    os.chdir("/")  # manifests name the working folder
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         for name in ("closed", "killed"):
@@ -113,8 +116,6 @@ def main() -> None:
                 sys.exit(1)
         found = {name: expected(home / name) for name in ("closed", "killed")}
         (home / "expected.json").write_text(json.dumps(found, indent=2) + "\n")
-        folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "lakes"
-        target = folder.absolute() / f"v{SCHEMA_VERSION}"
         shutil.make_archive(str(target), "zip", home)
 
 
