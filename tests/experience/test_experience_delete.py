@@ -10,15 +10,17 @@ from deltalake.exceptions import CommitFailedError
 from maintenance_runs import SETTINGS, add_round, contents, make_run, open_store
 
 from hotpot.errors import RunFolderError, StoreError, UsageError
-from hotpot.experience import open_run
+from hotpot.experience import list_refused, open_run, requeue
 from hotpot.experience.lake import Lake
 from hotpot.experience.maintenance import compact, delete, read_deletions, vacuum, verify
 from hotpot.experience.maintenance.tables import TableFolder
 from hotpot.experience.moments import cut_at
 from hotpot.ids import task_id
-from hotpot.testing.records import make_leases, make_trajectory
+from hotpot.testing.records import ENV_VERSION, make_leases, make_row, make_trajectory
+from hotpot.types import VersionRow
 
-SECRET = "the-task-nobody-may-see"
+# Not in one piece: a manifest holds the changes of a working tree, and with them this file.
+SECRET = "-".join(("the", "task", "nobody", "may", "see"))
 TOKENS = np.array([61, 7, 61, 7, 61, 7, 61, 7, 13, 13], np.int32)
 
 
@@ -219,3 +221,22 @@ def test_what_is_rewritten_is_on_the_device_before_what_it_replaces_goes(run, mo
         synced = [path for kind, path in seen[replaced[0] : place] if kind == "sync"]
         assert [path for path in synced if path.startswith(folder) and ".checkpoint." in path]
     assert gone
+
+
+def test_the_refusals_a_requeued_one_came_back_from_go_with_it(run):
+    before = open_run(run).table("quarantine").num_rows
+    with open_store(run, resume=True) as store:
+        store.record([make_row(VersionRow, kind="env", version="other@1+0")])
+        late = secret_trajectory(950)
+        assert not append(store, late, late).accepted
+        ids = [one.quarantine_id for one in list_refused(open_run(run)) if one.record_id == "950.0.0"]
+        requeue(store, ids[:1])  # refused once more
+        store.record([make_row(VersionRow, kind="env", version=ENV_VERSION)])
+        ((_, name),) = requeue(store, ids[1:]).accepted
+    remove(run)
+    assert traces(run)
+    remove(run, name)
+    assert traces(run) == []
+    assert open_run(run).table("quarantine").num_rows == before - 1
+    assert remove(run, name).removed_files == 0
+    assert verify(open_run(run), deep=True).good

@@ -16,6 +16,7 @@ from typing import Any
 
 from hotpot.errors import UsageError
 from hotpot.experience.entrance import Admitted
+from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN
 from hotpot.experience.reader import RunReader
 from hotpot.experience.store import ExperienceStore
 from hotpot.ids import again
@@ -100,6 +101,27 @@ def requeue(store: ExperienceStore, ids: Collection[str]) -> RequeueReport:
             done = {each for each, _ in good}
             taken |= {(one.record_id, one.digest) for one in fresh if one.quarantine_id in done}
     return RequeueReport(accepted=tuple(accepted), refused=tuple(refused), skipped=tuple(skipped))
+
+
+def same_content(reader: RunReader, trajectory_id: str) -> tuple[tuple[int, int], ...]:
+    """Return the hidden (segment, row) of quarantine records under other names that hold what a trajectory holds: what
+    it came back from, what that was refused as before or after, and identical doubles of those."""
+    query = f"SELECT {SEGMENT_COLUMN}, {ROW_COLUMN}, quarantine_id, record_id, sha256(payload) AS digest"
+    rows = reader.sql(f"{query} FROM recorded_quarantine AS quarantine").to_pylist()
+    pairs = [(row["quarantine_id"], f"{row['record_id']} {row['digest']}") for row in rows]
+    found = {row["quarantine_id"] for row in rows if row["record_id"] == trajectory_id}
+    for kind, detail in _links(reader):
+        if kind == REFUSED_AGAIN:
+            pairs.append((detail["quarantine_id"], detail["replaced_by"]))
+        elif detail["trajectory_id"] == trajectory_id:
+            found.add(detail["quarantine_id"])
+    while more := {each for pair in pairs if found.intersection(pair) for each in pair} - found:
+        found |= more
+    return tuple(
+        (row[SEGMENT_COLUMN], row[ROW_COLUMN])
+        for row in rows
+        if row["quarantine_id"] in found and row["record_id"] != trajectory_id
+    )
 
 
 def _links(reader: RunReader) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,7 +5,8 @@ Owns the order of steps; each may be repeated, so a killed deletion is completed
 1. The run is opened as by its owner (a living one refuses), the log's tail goes to the lake and its files are deleted.
 2. An event ``deleted`` is recorded and archived: from here on the record says so, and a verification says where the rest
    is missing.
-3. Its rows leave the newest version of each table: ``steps``, ``trajectories``, ``learned_tokens``, ``quarantine``.
+3. Its rows leave the newest version of each table: ``steps``, ``trajectories``, ``learned_tokens``, ``quarantine``;
+   from the last one also the refusals it came back from, under whatever name.
 4. Every other file of the run that held it goes (older versions, orphans of a crash), and what Delta's log keeps of
    their values (statistics) is blanked.
 5. Caches in the run folder go.
@@ -15,11 +16,11 @@ that held it can't be read through Delta any more; :meth:`hotpot.experience.RunR
 """
 
 import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
 
@@ -27,13 +28,15 @@ from hotpot.config import StoreSection
 from hotpot.errors import UsageError
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.encoding import writer_properties
-from hotpot.experience.lake import RUN_COLUMN, SEGMENT_COLUMN, Lake
+from hotpot.experience.lake import ROW_COLUMN, RUN_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.maintenance.compact import TRIES
 from hotpot.experience.maintenance.deletions import Deletion, deletion_now, read_deletions
 from hotpot.experience.maintenance.lock import maintaining
 from hotpot.experience.maintenance.scrub import scrub
+from hotpot.experience.maintenance.sought import Sought
 from hotpot.experience.maintenance.tables import data_files, folder_of, is_partitioned, read_columns
 from hotpot.experience.reader import RunReader
+from hotpot.experience.requeue import same_content
 from hotpot.experience.store import ExperienceStore
 
 HELD_BY = {
@@ -70,9 +73,9 @@ def delete(reader: RunReader, trajectory_id: str, *, reason: str, settings: Stor
     reach("delete_recorded")
     with maintaining(reader, alone=True) as run_folder:
         files, num_bytes = 0, 0
-        for name, column in HELD_BY.items():
-            _delete_rows(reader.lake, name, column, trajectory_id)
-            removed = scrub(reader.lake, name, column, trajectory_id)
+        for name, sought in _sought(trajectory_id, deletion.refusals):
+            _delete_rows(reader.lake, name, sought)
+            removed = scrub(reader.lake, name, sought)
             files, num_bytes = files + len(removed), num_bytes + sum(removed.values())
         _drop_caches(run_folder)
     return Deleted(deletion=deletion, removed_files=files, removed_bytes=num_bytes)
@@ -90,14 +93,14 @@ def _recorded(
         begun = [one for one in read_deletions(reader) if one.trajectory_id == trajectory_id]
         if begun:
             return begun[-1]
-        rows = {
-            name: counts
-            for name, column in HELD_BY.items()
-            if (counts := _rows_of(reader.lake, name, column, trajectory_id))
-        }
+        refusals = same_content(reader, trajectory_id)
+        rows: dict[str, Counter[int]] = {}
+        for name, sought in _sought(trajectory_id, refusals):
+            if counts := _rows_of(reader.lake, name, sought):
+                rows.setdefault(name, Counter()).update(counts)
         if not rows:
             raise UsageError(f"the run {run_folder} has no trajectory {trajectory_id!r}; nothing was deleted")
-        deletion = deletion_now(trajectory_id, reason, rows)
+        deletion = deletion_now(trajectory_id, reason, {**rows}, refusals)
         ledger = store.ledger
         store.record(
             [
@@ -112,23 +115,29 @@ def _recorded(
     return deletion
 
 
-def _rows_of(lake: Lake, table: str, column: str, trajectory_id: str) -> dict[int, int]:
+def _sought(trajectory_id: str, refusals: Sequence[tuple[int, int]]) -> Iterator[tuple[str, Sought]]:
+    for name, column in HELD_BY.items():
+        yield name, Sought(columns=(column,), values=((trajectory_id,),))
+    if refusals:
+        yield "quarantine", Sought(columns=(SEGMENT_COLUMN, ROW_COLUMN), values=tuple(refusals))
+
+
+def _rows_of(lake: Lake, table: str, sought: Sought) -> dict[int, int]:
     folder, files = folder_of(lake, table), data_files(lake, table)
     if folder is None or not files:
         return {}
-    rows = read_columns(folder, files, [column, SEGMENT_COLUMN])
-    own = rows.filter(pc.equal(rows.column(column), pa.scalar(trajectory_id)))
-    counted = own.group_by(SEGMENT_COLUMN).aggregate([([], "count_all")]).to_pylist()
+    rows = read_columns(folder, files, list({*sought.columns, SEGMENT_COLUMN}))
+    counted = sought.of(rows).group_by(SEGMENT_COLUMN).aggregate([([], "count_all")]).to_pylist()
     return {one[SEGMENT_COLUMN]: one["count_all"] for one in counted}
 
 
-def _delete_rows(lake: Lake, table: str, column: str, trajectory_id: str) -> None:
+def _delete_rows(lake: Lake, table: str, sought: Sought) -> None:
     for attempt in range(1, TRIES + 1):
         handle = lake.open_table(table)
-        if handle is None or not _rows_of(lake, table, column, trajectory_id):
+        if handle is None or not _rows_of(lake, table, sought):
             return
         try:
-            _delete_from(handle, lake, table, column, trajectory_id)
+            _delete_from(handle, lake, table, sought)
             break
         except CommitFailedError:
             # Another run's commit came between: once more, at the newer table.
@@ -140,8 +149,8 @@ def _delete_rows(lake: Lake, table: str, column: str, trajectory_id: str) -> Non
     reach("delete_after")
 
 
-def _delete_from(handle: DeltaTable, lake: Lake, table: str, column: str, trajectory_id: str) -> None:
-    condition = f"{column} = '{trajectory_id.replace(chr(39), chr(39) * 2)}'"
+def _delete_from(handle: DeltaTable, lake: Lake, table: str, sought: Sought) -> None:
+    condition = sought.condition
     if is_partitioned(handle):
         condition = f"{RUN_COLUMN} = '{lake.writer}' AND {condition}"
     reach("delete_before")

@@ -24,13 +24,15 @@ DELETED = "deleted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """One deletion. ``rows`` maps table to log segment to the number of rows that were taken out."""
+    """One deletion. ``rows`` maps table to log segment to the number of rows that were taken out;
+    ``refusals`` are the hidden (segment, row) of quarantine records that held the same under another name."""
 
     trajectory_id: str
     reason: str
     who: str
     time_us: int
     rows: dict[str, dict[int, int]]
+    refusals: tuple[tuple[int, int], ...] = ()
 
     def totals(self) -> dict[str, int]:
         """Return the rows taken out of each table."""
@@ -43,6 +45,7 @@ class Deletion:
             "reason": self.reason,
             "who": self.who,
             "rows": self.totals(),
+            "refusals": self.refusals,
             "segments": {
                 name: {str(number): rows for number, rows in by_segment.items()}
                 for name, by_segment in self.rows.items()
@@ -59,7 +62,12 @@ class Deletion:
         )
 
 
-def deletion_now(trajectory_id: str, reason: str, rows: dict[str, dict[int, int]]) -> Deletion:
+def deletion_now(
+    trajectory_id: str,
+    reason: str,
+    rows: dict[str, dict[int, int]],
+    refusals: tuple[tuple[int, int], ...] = (),
+) -> Deletion:
     """Return a deletion by whoever runs this process, now."""
     return Deletion(
         trajectory_id=trajectory_id,
@@ -67,6 +75,7 @@ def deletion_now(trajectory_id: str, reason: str, rows: dict[str, dict[int, int]
         who=f"{_user()} on {socket.gethostname()}",
         time_us=time.time_ns() // 1_000,
         rows=rows,
+        refusals=refusals,
     )
 
 
@@ -86,6 +95,7 @@ def read_deletions(reader: RunReader) -> list[Deletion]:
                     name: {int(number): count for number, count in by_segment.items()}
                     for name, by_segment in detail["segments"].items()
                 },
+                refusals=tuple((segment, row) for segment, row in detail.get("refusals", ())),
             )
         )
     return found

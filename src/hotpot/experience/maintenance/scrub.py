@@ -12,18 +12,18 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.lake import Lake
+from hotpot.experience.maintenance.sought import Sought
 from hotpot.experience.maintenance.tables import TableFolder, data_files, folder_of, plain
 
 _ENTRY = re.compile(r"_delta_log/\d{20}\.json")
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint.*\.parquet")
 
 
-def scrub(lake: Lake, table: str, column: str, value: str) -> dict[str, int]:
-    """Remove the run's files that no longer count and hold a row with ``value`` in ``column``; return their sizes.
+def scrub(lake: Lake, table: str, sought: Sought) -> dict[str, int]:
+    """Remove the run's files that no longer count and hold a row that is ``sought``; return their sizes.
 
     Files that can't be read go too: nobody can say what is in them.
     """
@@ -33,7 +33,7 @@ def scrub(lake: Lake, table: str, column: str, value: str) -> dict[str, int]:
     lying = folder.listing()
     kept = {file.path for file in data_files(lake, table)}
     removed = {
-        path: size for path, size in lying.items() if path not in kept and _holds(folder, path, column, value)
+        path: size for path, size in lying.items() if path not in kept and _holds(folder, path, sought)
     }
     for path in removed:
         reach("scrub_before")
@@ -52,13 +52,13 @@ def scrub(lake: Lake, table: str, column: str, value: str) -> dict[str, int]:
     return removed
 
 
-def _holds(folder: TableFolder, path: str, column: str, value: str) -> bool:
+def _holds(folder: TableFolder, path: str, sought: Sought) -> bool:
     try:
         with folder.open(path) as parquet:
-            ids = plain(parquet.read(columns=[column])).column(0)
+            rows = plain(parquet.read(columns=list(sought.columns)))
     except (OSError, pa.ArrowException):
         return True
-    return bool(pc.any(pc.equal(ids, pa.scalar(value))).as_py())
+    return bool(sought.of(rows).num_rows)
 
 
 def _blanked(folder: TableFolder, there: set[str]) -> Iterator[tuple[str, bytes]]:
