@@ -9,8 +9,9 @@ import pytest
 from deltalake import DeltaTable
 from maintenance_runs import add_round, contents, make_run, open_store
 
+from hotpot.config import StoreSection
 from hotpot.errors import RunFolderError, UsageError
-from hotpot.experience import open_run
+from hotpot.experience import ExperienceStore, open_run
 from hotpot.experience.maintenance import (
     compact,
     copy_run,
@@ -185,3 +186,14 @@ def test_sizes_name_every_column_and_the_bytes_nobody_needs(run):
     assert sum(column.compressed_bytes for column in steps.columns) < steps.num_bytes
     assert abs(sum(column.share for column in steps.columns) - 1) < 1e-9
     assert tables["trajectories"].delta_log_files >= 6
+
+
+def test_a_vacuum_without_retention_spares_a_run_that_has_only_just_begun_in_the_same_lake(tmp_path):
+    def opened(name):
+        shared = StoreSection(lake=str(tmp_path / "lake"))
+        folder = tmp_path / "runs" / name
+        return ExperienceStore.open(folder, run_id=name, settings=shared, vocabulary_size=64)
+
+    opened("old").close()
+    with opened("new"), pytest.raises(UsageError, match="shared by 2 runs"):
+        vacuum(open_run(tmp_path / "runs" / "old"), retention_hours=0)

@@ -172,6 +172,16 @@ def _only_run(files: fs.FileSystem, folder: str, location: LakeLocation) -> str:
     return found[0]
 
 
+def runs_in(location: LakeLocation) -> list[str]:
+    """Return the runs that have their manifest in the lake: all that ever began to write there, but for those of a lake
+    made before runs could share one. Raises :class:`StoreError` where the storage does not answer."""
+    files, base = location.filesystem()
+    try:
+        return _runs_in(files, f"{base}/{RUNS_FOLDER}")
+    except OSError as error:
+        raise StoreError(f"can't read lake {location.uri}: {error}; check the storage, try again") from error
+
+
 def _runs_in(files: fs.FileSystem, folder: str) -> list[str]:
     selector = fs.FileSelector(folder, allow_not_found=True)
     names = [info.base_name for info in files.get_file_info(selector) if info.type == fs.FileType.File]

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from hotpot.experience.lake import RUN_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.maintenance.tables import LAKE_TABLES, data_files, folder_of, read_columns
+from hotpot.experience.places import runs_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +65,12 @@ def version_as_of(
 
 
 def runs_of(lake: Lake) -> list[str]:
-    """Return the runs that share the lake's tables, the lake's own first."""
-    handle = lake.open_table("updates")
-    found = {lake.writer}
-    if handle is not None and RUN_COLUMN in handle.metadata().partition_columns:
-        found.update(str(partition[RUN_COLUMN]) for partition in handle.partitions())
+    """Return the runs that share the lake, the lake's own first: one that has only just begun counts, too."""
+    found = {lake.writer, *runs_in(lake.location)}
+    for name in LAKE_TABLES:
+        handle = lake.open_table(name)
+        if handle is not None and RUN_COLUMN in handle.metadata().partition_columns:
+            found.update(str(partition[RUN_COLUMN]) for partition in handle.partitions())
     return [lake.writer, *sorted(found - {lake.writer})]
 
 
