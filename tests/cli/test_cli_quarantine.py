@@ -44,7 +44,8 @@ def test_list_counts_by_reason_and_producer(hotpot, refusing):
     )
     assert (one["record_id"], one["state"]) == ("9.0.0", "waiting")
     assert "unknown_version" in hotpot("lake", "quarantine", "list", refusing).stdout
-    assert hotpot("lake", "quarantine", "list", refusing, "--reason", "times").stdout.startswith("nothing")
+    typo = hotpot("lake", "quarantine", "list", refusing, "--reason", "times")
+    assert (typo.exit_code, "there is rewards, unknown_version" in typo.stderr) == (2, True)
 
 
 def test_show_gives_the_whole_payload(hotpot, refusing):

@@ -18,6 +18,7 @@ from hotpot.cli.runs_folder import (
     open_reader,
     read_recipe,
 )
+from hotpot.errors import UsageError
 
 if TYPE_CHECKING:
     from hotpot.config import StoreSection
@@ -118,6 +119,12 @@ def export(
     """Write the exact list of files, or a copy, for programs that can't read Delta."""
     from hotpot.experience.maintenance import copy_run, write_export
 
+    if copy is not None and out is not None:
+        raise UsageError(
+            "--copy and --out exclude each other: a copy needs no list of files; give one of them"
+        )
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}; make it, or name another")
     reader = open_reader(find_run(run, runs))
     if copy is not None:
         _show([dataclasses.asdict(one) for one in copy_run(reader, copy)], json_output)
@@ -164,7 +171,6 @@ def sizes(
     json_output: JsonOption = False,
 ) -> None:
     """Say where the bytes are: by table and by column."""
-    from hotpot.errors import UsageError
     from hotpot.experience.maintenance import sizes as work
 
     report = work(open_reader(find_run(run, runs)))

@@ -45,7 +45,7 @@ def list_records(
     elif rows:
         print_rows(rows, columns=_COLUMNS if records else None)
     else:
-        typer.echo("nothing was refused" + (" for that" if reason or producer else ""))
+        typer.echo("nothing was refused" + (" for that by that producer" if reason or producer else ""))
 
 
 @app.command()
@@ -117,6 +117,14 @@ def requeue_records(
 
 
 def _chosen(found: "list[Refused]", reason: str, producer: str) -> "list[Refused]":
+    for wanted, what, known in (
+        (reason, "reason", {one.reason for one in found}),
+        (producer, "producer", {one.producer for one in found}),
+    ):
+        if wanted and wanted not in known:
+            raise UsageError(
+                f"nothing in quarantine has the {what} {wanted!r}; there is {', '.join(sorted(known)) or 'nothing'}"
+            )
     return [one for one in found if reason in ("", one.reason) and producer in ("", one.producer)]
 
 

@@ -184,7 +184,18 @@ def family(reader: SqlReader, trajectory_id: str) -> list[Relative]:
 
 
 def unknown_trajectory(reader: SqlReader, trajectory_id: str) -> str:
-    """Return the message for an id the run doesn't have, with some it has."""
+    """Return the message for an id the run doesn't have: that it was deleted, or some that are like it."""
+    gone = rows(
+        reader,
+        "SELECT told->>'$.who' AS who, told->>'$.reason' AS reason, make_timestamp(time_us)::VARCHAR AS at "
+        "FROM (SELECT TRY_CAST(detail AS JSON) AS told, time_us FROM events WHERE kind = 'deleted') "
+        f"WHERE told->>'$.trajectory_id' = {quoted(trajectory_id)} ORDER BY time_us",
+    )
+    if gone:
+        (last,) = gone[-1:]
+        return (
+            f"trajectory {trajectory_id!r} was deleted at {last['at']} UTC by {last['who']}: {last['reason']}"
+        )
     some: list[Any] = [
         row["trajectory_id"]
         for row in rows(
