@@ -3,7 +3,7 @@
 ``python benchmarks/encodings.py RUN`` measures the tables of one recorded run, in files of as many rows as the archive
 commits at once. Every candidate is written by the lake's own writer (deltalake), one column at a time. Prints one line
 for each kind, candidate and zstd level, and ends with one JSON line: what the lake's own table of encodings
-(``hotpot.experience.encoding``) comes to, all columns together, as a share of the compact JSON of the same rows, and of
+(``hotpot.experience.lake.encoding``) comes to, all columns together, as a share of the compact JSON of the same rows, and of
 the compact JSON of their values alone, without the columns' names.
 """
 
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
 from hotpot.experience import open_run
-from hotpot.experience.encoding import writer_properties
+from hotpot.experience.lake.encoding import writer_properties
 
 TABLES = ("steps", "trajectories", "learned_tokens")
 FILES = 4

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotpot.experience import SCHEMAS, RunReader
-from hotpot.experience.lake import Lake
+from hotpot.experience.lake.lake import Lake
+from hotpot.experience.lake.storage import LakeLocation
 from hotpot.experience.maintenance import compact
-from hotpot.experience.storage import LakeLocation
 from store_parts.sizes import column_bytes, lake_files, read_rows
 
 ROWS_A_COMMIT = 8_192

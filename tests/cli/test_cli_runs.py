@@ -6,7 +6,7 @@ import pytest
 from small_runs import json_of, write_model_folder, write_run
 
 from hotpot.experience import RunReader
-from hotpot.experience.owner import OwnerLock
+from hotpot.experience.run_folder.owner import OwnerLock
 from hotpot.metrics import METRICS
 from hotpot.models import train_tokenizer
 from hotpot.observability.queries import cut

@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from hotpot.config import GateSection, StoreSection
 from hotpot.experience import SCHEMAS, ArrowRecords, ExperienceStore
-from hotpot.experience.gate import payload_json
-from hotpot.experience.schema import to_table
+from hotpot.experience.gate.gate import payload_json
+from hotpot.experience.records.schema import to_table
 from hotpot.testing.records import make_trajectory
 from hotpot.types import SCHEMA_VERSION
 

@@ -16,7 +16,7 @@ import hotpot
 from hotpot.config import StoreSection
 from hotpot.errors import StoreError, UsageError
 from hotpot.experience import SCHEMAS, ExperienceStore, flat, from_table, to_table
-from hotpot.experience.lake import Lake
+from hotpot.experience.lake.lake import Lake
 from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
 from hotpot.types import TABLES, ConsumptionRow, LearnedTokensRow, UpdateRow
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotpot.experience.breaker import Breaker, BreakerPolicy
+from hotpot.experience.gate.breaker import Breaker, BreakerPolicy
 
 POLICY = BreakerPolicy(window=10, min_records=4, share=0.5, probe_every=3, probes_to_close=2)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hotpot.config import StoreSection
 from hotpot.experience import SCHEMAS, ExperienceStore, RunReader
-from hotpot.experience.columns import ColumnReader
-from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN
-from hotpot.experience.storage import LakeLocation
+from hotpot.experience.lake.lake import ROW_COLUMN, SEGMENT_COLUMN
+from hotpot.experience.lake.storage import LakeLocation
+from hotpot.experience.reading.columns import ColumnReader
 from hotpot.testing.records import make_group, make_leases
 
 BY_SQL = "1 = 1"

@@ -11,10 +11,10 @@ from maintenance_runs import SETTINGS, add_round, contents, make_run, open_store
 
 from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience import list_refused, open_run, requeue
-from hotpot.experience.lake import Lake
+from hotpot.experience.lake.lake import Lake
 from hotpot.experience.maintenance import compact, delete, read_deletions, vacuum, verify
 from hotpot.experience.maintenance.tables import TableFolder
-from hotpot.experience.moments import cut_at
+from hotpot.experience.reading.moments import cut_at
 from hotpot.ids import task_id
 from hotpot.testing.records import ENV_VERSION, make_leases, make_row, make_trajectory
 from hotpot.types import VersionRow

@@ -11,9 +11,15 @@ from gate_cases import arrow_of, foreign, make_record, open_store, record_of
 
 from hotpot.config import GateSection
 from hotpot.errors import StoreError
-from hotpot.experience import ArrowRecords, open_run, read_trajectories, to_table
-from hotpot.experience.door import read_record, records_of
-from hotpot.experience.gate import Refusal
+from hotpot.experience import (
+    ArrowRecords,
+    RunReader,
+    open_run,
+    read_trajectories,
+    to_table,
+)
+from hotpot.experience.gate.door import read_record, records_of
+from hotpot.experience.gate.gate import Refusal
 from hotpot.testing.records import (
     ENV_VERSION,
     make_fork,
@@ -202,6 +208,30 @@ def test_a_fork_of_a_recorded_parent_enters_later(tmp_path):
         later = dataclasses.replace(later, row=dataclasses.replace(later.row, parent_trajectory_id="0.0.0"))
         assert store.append_records([record_of(later)], producer="peer").accepted == ("later:0.0.0/2",)
     assert len(read_trajectories(open_run(tmp_path / "run"))) == 3
+
+
+def test_an_outage_of_the_record_refuses_only_forks_of_old_parents_and_blames_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("hotpot.experience.gate.entrance.REMEMBERED_PARENTS", 1)
+    old, recent = make_trajectory(num_steps=3), make_trajectory(issue=1, num_steps=3)
+    forks = [
+        dataclasses.replace(
+            each, row=dataclasses.replace(each.row, parent_trajectory_id=parent.row.trajectory_id)
+        )
+        for parent in (old, recent)
+        for each in [foreign(make_fork(parent, 1), "late:")]
+    ]
+    gate = GateSection(breaker_window=4, breaker_min_records=1, breaker_share=0.1)
+    with open_store(tmp_path / "run", gate=gate) as store:
+        store.ledger.lease(make_leases([old, recent]))
+        store.append([old, recent])
+        with monkeypatch.context() as outage:
+            outage.setattr(RunReader, "open", lambda *_: (_ for _ in ()).throw(StoreError("away")))
+            report = store.append_records([record_of(fork) for fork in forks], producer="peer")
+        assert report.accepted == ("late:1.0.0/1",)
+        assert report.quarantined == (("late:0.0.0/1", "parent_unreadable"),)
+        assert not report.open_producers
+    refused = open_run(tmp_path / "run").sql("SELECT detail FROM quarantine").to_pylist()
+    assert ["away" in row["detail"] and "requeue" in row["detail"] for row in refused] == [True]
 
 
 def test_versions_must_be_explained_before_or_with_the_records(tmp_path):

@@ -16,9 +16,9 @@ import pytest
 from gate_cases import arrow_of, foreign, open_store, record_of
 
 from hotpot.experience import RULES, ArrowRecords, open_run
-from hotpot.experience.door import records_of
-from hotpot.experience.gate import payload_json
-from hotpot.experience.rules import OTHER_REASONS
+from hotpot.experience.gate.door import records_of
+from hotpot.experience.gate.gate import payload_json
+from hotpot.experience.gate.rules import OTHER_REASONS
 from hotpot.testing.records import make_fork, make_leases, make_trajectory
 from hotpot.types import StepRow, TrajectoryRow
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotpot.errors import StoreError
 from hotpot.experience import RULES, Limits, check, from_table, to_table
-from hotpot.experience.admission import judge
-from hotpot.experience.forks import parent_steps
-from hotpot.experience.gate import Refusal, payload_json, quarantine_row
-from hotpot.experience.known import KnownVersions
-from hotpot.experience.rules import OTHER_REASONS
+from hotpot.experience.gate.admission import judge
+from hotpot.experience.gate.forks import parent_steps
+from hotpot.experience.gate.gate import Refusal, payload_json, quarantine_row
+from hotpot.experience.gate.known import KnownVersions
+from hotpot.experience.gate.rules import OTHER_REASONS
 from hotpot.ids import prefix_hash
 from hotpot.testing.records import ENV_VERSION, make_fork, make_group, make_trajectory
 from hotpot.types import Purpose, Split, StepRow, Trajectory, TrajectoryRow
@@ -335,6 +336,23 @@ def test_a_fork_continues_its_parent(reason, changes, recorded):
     else:
         assert {refusal.reason for _, refusal in judged.refused} == {reason}
         assert not judged.accepted  # of one attempt
+
+
+def test_a_fork_whose_parent_can_not_be_read_now_is_refused_for_that_with_its_forks_and_nothing_else():
+    gone = make_trajectory(num_steps=3)
+    fork = make_fork(gone, 1, num_steps=2)
+    nested = make_fork(fork, 0)
+    other = make_trajectory(issue=5, num_steps=3)
+    other_fork = make_fork(other, 1)
+
+    def find(ids):
+        assert set(ids) == {"0.0.0"}
+        raise StoreError("the lake is away")
+
+    judged = judge([nested, fork, other, other_fork], LIMITS, find_parents=find)
+    assert [one.row.trajectory_id for one in judged.accepted] == ["5.0.0", "5.0.0/1"]
+    assert {refusal.reason for _, refusal in judged.refused} == {"parent_unreadable"}
+    assert all("the lake is away" in refusal.detail for _, refusal in judged.refused)
 
 
 def test_a_fork_that_changes_what_it_took_over_is_refused():

@@ -16,11 +16,11 @@ from deltalake.exceptions import CommitFailedError
 from hotpot.config import StoreSection
 from hotpot.errors import DiskBudgetError, RunFolderError, StoreError, UsageError
 from hotpot.experience import ExperienceStore, open_run, to_table
-from hotpot.experience import budget as budget_module
-from hotpot.experience import lake as lake_module
-from hotpot.experience import places as places_module
-from hotpot.experience.lake import Lake
-from hotpot.experience.storage import LakeLocation
+from hotpot.experience.lake import budget as budget_module
+from hotpot.experience.lake import lake as lake_module
+from hotpot.experience.lake.lake import Lake
+from hotpot.experience.lake.storage import LakeLocation
+from hotpot.experience.run_folder import places as places_module
 from hotpot.testing.records import make_group, make_leases, make_row
 from hotpot.types import ConsumptionRow, EventRow
 
@@ -274,7 +274,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("how", ["full", "read_only"])
 def test_a_lake_whose_disk_takes_nothing_is_ridden_out_and_heals(tmp_path, small_disk, how, monkeypatch):
-    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("hotpot.experience.lake.health.FIRST_PAUSE_S", 0.01)
     disk, remount = small_disk
     ballast = disk / "ballast"
     with open_store(

@@ -11,14 +11,14 @@ import pytest
 
 from hotpot.errors import RunFolderError
 from hotpot.experience import Redactor
-from hotpot.experience.manifest import (
+from hotpot.experience.run_folder.manifest import (
     DIFF_BYTES,
     HASHED_BYTES,
     collect_manifest,
     read_manifest,
     write_manifest,
 )
-from hotpot.experience.owner import OwnerLock
+from hotpot.experience.run_folder.owner import OwnerLock
 
 
 def collect(**keywords):
@@ -163,7 +163,7 @@ def test_the_lock_is_let_go_and_does_not_live_on_in_children(tmp_path):
 def test_a_forked_child_does_not_hold_the_lock_of_a_parent_that_died(tmp_path):
     # A process takes the lock, forks a child that lives on, and dies without letting go.
     script = (
-        "import os, sys, time; from pathlib import Path; from hotpot.experience.owner import OwnerLock\n"
+        "import os, sys, time; from pathlib import Path; from hotpot.experience.run_folder.owner import OwnerLock\n"
         "lock = OwnerLock(Path(sys.argv[1]))\n"
         "if os.fork() == 0:\n"
         "    print('child', os.getpid(), flush=True)\n"

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from hotpot.errors import RunFolderError
-from hotpot.experience import owner
-from hotpot.experience.owner import OwnerLock, is_owned
+from hotpot.experience.run_folder import owner
+from hotpot.experience.run_folder.owner import OwnerLock, is_owned
 
 
 def test_a_folder_is_owned_while_its_lock_is_held(tmp_path):
@@ -26,7 +26,7 @@ def test_a_folder_is_owned_while_its_lock_is_held(tmp_path):
 
 def test_a_process_that_was_killed_owns_nothing(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from hotpot.experience.owner import OwnerLock\n"
+        "import sys; from pathlib import Path; from hotpot.experience.run_folder.owner import OwnerLock\n"
         "lock = OwnerLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()\n"
     )
     process = subprocess.Popen(

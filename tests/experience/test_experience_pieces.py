@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence, sequences
-from hotpot.experience.pieces import HEADER_TOKENS, allowed_cuts, cut_places
+from hotpot.experience.sequences.pieces import HEADER_TOKENS, allowed_cuts, cut_places
 from hotpot.testing.records import make_trajectory
 
 # A vocabulary of pieces of text, so that a test can read what a cut separates without the rule under test.

@@ -347,7 +347,7 @@ def test_what_the_lake_holds_no_more_is_not_drawn(run, monkeypatch):
             "SELECT * FROM found WHERE trajectory_id NOT IN (SELECT unnest(?))", params=[deleted]
         ).to_arrow_table()
 
-    monkeypatch.setattr("hotpot.experience.reader.RunReader._query", without)
+    monkeypatch.setattr("hotpot.experience.reading.reader.RunReader._query", without)
     shutil.rmtree(run.folder.parent / "cache")
     second = replay.draw(9, 4)
     assert not set(deleted) & set(ids(second))

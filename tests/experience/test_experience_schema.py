@@ -6,7 +6,7 @@ import pytest
 
 from hotpot.errors import StoreError
 from hotpot.experience import COLUMNS, SCHEMAS, from_table, to_table
-from hotpot.experience.schema import group_rows
+from hotpot.experience.records.schema import group_rows
 from hotpot.testing.records import make_row, make_trajectory
 from hotpot.types import SCHEMA_VERSION, TABLES, EventRow, StepRow, UpdateRow
 

@@ -28,14 +28,14 @@ from hotpot.errors import (
     StoreError,
 )
 from hotpot.experience import ExperienceStore, open_run, read_manifest
-from hotpot.experience import archive as archive_module
-from hotpot.experience import lake as lake_module
-from hotpot.experience import wal as wal_module
-from hotpot.experience.archive import Archive, Thresholds
-from hotpot.experience.durable import FolderSync
-from hotpot.experience.health import ArchiveHealth
-from hotpot.experience.ledger import Ledger
-from hotpot.experience.storage import LakeLocation
+from hotpot.experience.disk import FolderSync
+from hotpot.experience.lake import archive as archive_module
+from hotpot.experience.lake import lake as lake_module
+from hotpot.experience.lake.archive import Archive, Thresholds
+from hotpot.experience.lake.health import ArchiveHealth
+from hotpot.experience.lake.storage import LakeLocation
+from hotpot.experience.log import wal as wal_module
+from hotpot.experience.log.ledger import Ledger
 from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
 from hotpot.timeline import Timeline
 from hotpot.types import (
@@ -391,7 +391,7 @@ def test_a_passing_failure_of_the_lake_is_retried(folder, monkeypatch):
 
 
 def test_a_lasting_failure_of_the_lake_holds_who_appends_is_told_once_and_loses_nothing(folder, monkeypatch):
-    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hotpot.experience.lake.health.FIRST_PAUSE_S", 0.001)
     calls = []
 
     def never(*_, **__):
@@ -430,7 +430,7 @@ def test_a_lasting_failure_of_the_lake_holds_who_appends_is_told_once_and_loses_
 
 
 def test_the_lake_heals_by_itself_and_those_who_waited_go_on(folder, monkeypatch):
-    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hotpot.experience.lake.health.FIRST_PAUSE_S", 0.001)
     real, down = lake_module.write_deltalake, threading.Event()
     down.set()
 
@@ -456,8 +456,8 @@ def test_the_lake_heals_by_itself_and_those_who_waited_go_on(folder, monkeypatch
 
 
 def test_an_outage_ends_the_run_by_time_not_by_tries(folder, monkeypatch):
-    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("hotpot.experience.health.LONGEST_PAUSE_S", 0.004)
+    monkeypatch.setattr("hotpot.experience.lake.health.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hotpot.experience.lake.health.LONGEST_PAUSE_S", 0.004)
     real, calls = lake_module.write_deltalake, []
 
     def out(*arguments, **keywords):
@@ -489,7 +489,7 @@ def test_pauses_grow_to_the_longest_and_no_further():
 
 def test_a_disk_full_while_sealing_is_gone_over_and_the_run_recovers(folder, monkeypatch):
     """No file for the next log segment, then a kill in the middle of a frame: a torn tail, and nothing lost."""
-    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hotpot.experience.lake.health.FIRST_PAUSE_S", 0.001)
     store = open_store(folder, settings={"archive_every_batches": 1})
     real, calls = os.pwritev, []
 
@@ -665,7 +665,7 @@ def test_a_full_disk_keeps_nothing_of_the_call_and_the_next_one_works(store, fol
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hotpot.experience.wal.os.pwritev", full)
+    monkeypatch.setattr("hotpot.experience.log.wal.os.pwritev", full)
     with pytest.raises(StoreError, match="No space"):
         store.append(group)
     monkeypatch.undo()
@@ -805,7 +805,7 @@ class NoLake:
 
 def start_archive(monkeypatch, *, seal, archived=lambda: None, archive_segment=lambda *_: None, seconds=1e6):
     """An archive over a lake that takes everything; ``seal(archive, number)`` is called with 1, 2, ..."""
-    monkeypatch.setattr("hotpot.experience.health.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("hotpot.experience.lake.health.FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(archive_module, "archive_segment", archive_segment)
     archive = Archive(NoLake(), thresholds=Thresholds(batches=10**6, num_bytes=10**12, seconds=seconds))
     numbers, told = itertools.count(1), []

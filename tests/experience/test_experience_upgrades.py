@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import hotpot.experience.reader
+import hotpot.experience.reading.reader
 from hotpot.config import StoreSection
 from hotpot.errors import RunFolderError
 from hotpot.experience import SCHEMAS, ExperienceStore, from_table, open_run, read_trajectories, to_table
 from hotpot.experience.maintenance import compact, copy_run
-from hotpot.experience.upgrades import (
+from hotpot.experience.records.upgrades import (
     NEW_COLUMNS,
     OLDEST_VERSION,
     column_sql,
@@ -209,14 +209,14 @@ def test_push_down_is_kept_over_files_of_both_versions(tmp_path, monkeypatch):
         archive.extractall(tmp_path)
     continue_run(tmp_path / "closed")
     plans = []
-    prepare = hotpot.experience.reader._prepare
+    prepare = hotpot.experience.reading.reader._prepare
 
     def spy(database, *arguments, **keywords):
         prepare(database, *arguments, **keywords)
         (plan,) = database.sql("EXPLAIN SELECT sum(weight) FROM consumptions WHERE update >= 3").fetchall()
         plans.append(plan[1])
 
-    monkeypatch.setattr(hotpot.experience.reader, "_prepare", spy)
+    monkeypatch.setattr(hotpot.experience.reading.reader, "_prepare", spy)
     open_run(tmp_path / "closed").sql("SELECT 1 FROM consumptions")
     assert "Filters: update >= 3" in plans[0], plans[0]
     assert "trajectory_id" not in plans[0], plans[0]

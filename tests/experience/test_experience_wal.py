@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from hotpot.errors import CorruptRecordError, StoreError
-from hotpot.experience import wal
-from hotpot.experience.wal import (
+from hotpot.experience.log import wal
+from hotpot.experience.log.wal import (
     HEADER_BYTES,
     WalWriter,
     last_written,

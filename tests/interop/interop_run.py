@@ -11,7 +11,7 @@ import pyarrow as pa
 from hotpot.config import StoreSection
 from hotpot.experience import ExperienceStore, RunReader
 from hotpot.experience.maintenance import compact, write_export
-from hotpot.experience.schema import to_table
+from hotpot.experience.records.schema import to_table
 from hotpot.testing.records import make_group, make_leases, make_trajectory
 
 RUN_ID = "first"

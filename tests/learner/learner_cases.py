@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from hotpot.experience.segments import TrainingSequence
+from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.learner.advantages import Member, group_advantages
 from hotpot.learner.batches import Batch, build_batch
 from hotpot.models import Decoder, DecoderConfig

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from learner_cases import VOCAB, batch_of, fork_of, make_batch, make_decoder, make_sequence
 
 from hotpot.errors import LearnerError
-from hotpot.experience.segments import TrainingSequence
+from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.learner import families
 from hotpot.learner.arrangement import PADDING_MULTIPLE
 from hotpot.learner.batches import Batch, deal

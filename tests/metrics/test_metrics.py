@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hotpot.errors import UsageError
-from hotpot.experience.gate import Refusal, quarantine_row
-from hotpot.experience.schema import to_table
+from hotpot.experience.gate.gate import Refusal, quarantine_row
+from hotpot.experience.records.schema import to_table
 from hotpot.metrics import CUTS, METRICS, Metric, gauge_names, metric, sql
 from hotpot.testing.records import make_row, make_trajectory
 from hotpot.types import (

@@ -7,7 +7,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from hotpot.experience.schema import to_table
+from hotpot.experience.records.schema import to_table
 from hotpot.types import TABLES
 
 

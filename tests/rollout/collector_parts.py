@@ -8,7 +8,7 @@ from rollout_parts import PROVENANCE, compact_tokenizer
 
 from hotpot.config import RolloutSection
 from hotpot.envs import BoundEnvironment
-from hotpot.experience.ledger import Lease
+from hotpot.experience.log.ledger import Lease
 from hotpot.rollout import Clock, Dialect, EpisodePlan, Rollout, TaskSampler
 from hotpot.testing.environments import echo_environment
 from hotpot.timeline import Timeline

@@ -7,8 +7,8 @@ from rollout_parts import DIALECTS, PROVENANCE, TOOL, call, make_plan, seen_by_e
 
 from hotpot.config import RolloutSection
 from hotpot.envs import Environment
-from hotpot.experience.gate import check
-from hotpot.experience.rules import Limits
+from hotpot.experience.gate.gate import check
+from hotpot.experience.gate.rules import Limits
 from hotpot.rollout import Clock, Dialect, Episode, EpisodeRules
 from hotpot.testing.engine import FakeEngine
 from hotpot.types import Action, Purpose, SamplingParams, Trajectory

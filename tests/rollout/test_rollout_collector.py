@@ -19,10 +19,10 @@ from collector_parts import (
 from rollout_parts import seen_by_engine
 
 from hotpot.errors import EngineError, EnvironmentFailure, ModelFilesError, SamplingOverrideError, StoreError
-from hotpot.experience.gate import check
-from hotpot.experience.ledger import Lease, Ledger
-from hotpot.experience.redact import Redactor
-from hotpot.experience.rules import Limits
+from hotpot.experience.gate.gate import check
+from hotpot.experience.gate.rules import Limits
+from hotpot.experience.log.ledger import Lease, Ledger
+from hotpot.experience.records.redact import Redactor
 from hotpot.rollout import TaskSampler
 from hotpot.testing.engine import FakeEngine
 from hotpot.testing.environments import ECHO, EchoEnvironment, echo_environment

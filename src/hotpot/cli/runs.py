@@ -26,7 +26,7 @@ def describe(run: Path) -> dict[str, Any]:
     ``status`` is running where a living process writes the run; else what its summary says (finished, stopped, failed);
     without one the process ended before it could write it: crashed.
     """
-    from hotpot.experience.owner import is_owned
+    from hotpot.experience.run_folder.owner import is_owned
 
     try:
         # Before the summary is looked for: a run that ends in between is then called running, never crashed.

@@ -6,30 +6,34 @@
                      │        └─► archive thread ─► Delta tables ─► watermark ─► log segment deleted
                      └─► quarantine
 
-``store``      the one writer of a run folder          ``reader``    SQL and columns, each record exactly once
-``gate``       what a trajectory must keep (``rules``)  ``door``      other programs' records (``upgrades``, ``requeue``)
-``entrance``   what the gate remembers (``breaker``)    ``segments``  trajectories as the learner trains on them
-``ledger``     attempts, consumptions, marks            ``manifest``  what a run was started with
-``lake``       Delta tables, one watermark a run        ``redact``    secrets out of text
-``storage``    where a lake lies: a folder or S3         ``places``    from a name to folder, manifest and lake
-``archive``    log segments to the lake, outages too     ``budget``    a stop before the disk is full
-``pieces``     segments cut to a length
+Rooms, from the top; each imports only from those below it:
+
+``maintenance``, ``replay``   a lake looked after; experience learned again
+``requeue``                   refused records brought back
+``store``                     the one writer of a run folder
+``gate``, ``sequences``       what may enter; trajectories as the learner trains on them
+``reading``                   SQL and columns, each record exactly once
+``run_folder``                manifest, owner, and from a name to folder and lake
+``lake``                      Delta tables on a folder or S3, one watermark a run, and the thread that fills them
+``log``                       write-ahead log, ledger, and the step that acknowledges
+``records``                   schema, types, upgrades, secrets taken out
+``disk``, ``crashpoints``     waiting for the device; named places for crash tests
 """
 
-from hotpot.experience.analytics import FlatColumn, Run, TableColumns, flat, open_run
-from hotpot.experience.door import ArrowRecords
-from hotpot.experience.gate import Refusal, check
-from hotpot.experience.health import ArchiveStatus
-from hotpot.experience.ledger import MARKS, Lease, Ledger, LedgerCounts
-from hotpot.experience.manifest import Manifest, read_manifest
-from hotpot.experience.pieces import Cutting, Markup, cut_sequence
-from hotpot.experience.reader import RunReader
-from hotpot.experience.redact import Redactor
+from hotpot.experience.gate.door import ArrowRecords
+from hotpot.experience.gate.gate import Refusal, check
+from hotpot.experience.gate.rules import RULES, Limits
+from hotpot.experience.lake.health import ArchiveStatus
+from hotpot.experience.lake.storage import LakeLocation
+from hotpot.experience.log.ledger import MARKS, Lease, Ledger, LedgerCounts
+from hotpot.experience.reading.analytics import FlatColumn, Run, TableColumns, flat, open_run
+from hotpot.experience.reading.reader import RunReader
+from hotpot.experience.records.redact import Redactor
+from hotpot.experience.records.schema import COLUMNS, SCHEMAS, from_table, to_table
 from hotpot.experience.requeue import Refused, RequeueReport, list_refused, requeue
-from hotpot.experience.rules import RULES, Limits
-from hotpot.experience.schema import COLUMNS, SCHEMAS, from_table, to_table
-from hotpot.experience.segments import TrainingSequence, read_trajectories, sequences
-from hotpot.experience.storage import LakeLocation
+from hotpot.experience.run_folder.manifest import Manifest, read_manifest
+from hotpot.experience.sequences.pieces import Cutting, Markup, cut_sequence
+from hotpot.experience.sequences.segments import TrainingSequence, read_trajectories, sequences
 from hotpot.experience.store import AppendReport, ExperienceStore
 
 __all__ = [

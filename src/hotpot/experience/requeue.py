@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotpot.errors import UsageError
-from hotpot.experience.entrance import Admitted
-from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN
-from hotpot.experience.reader import RunReader
+from hotpot.experience.gate.entrance import Admitted
+from hotpot.experience.lake.lake import ROW_COLUMN, SEGMENT_COLUMN
+from hotpot.experience.reading.reader import RunReader
 from hotpot.experience.store import ExperienceStore
 from hotpot.ids import again
 

@@ -26,24 +26,26 @@ import pyarrow as pa
 
 from hotpot.config import GateSection, StoreSection
 from hotpot.errors import RunFolderError, StoreError
-from hotpot.experience import recovery
-from hotpot.experience.archive import Archive, Thresholds
-from hotpot.experience.budget import DiskBudget
-from hotpot.experience.door import ArrowRecords, records_of
-from hotpot.experience.entrance import Admitted, Entrance
-from hotpot.experience.health import ArchiveStatus, Told
-from hotpot.experience.journal import Journal
-from hotpot.experience.lake import RUN_COLUMN, Lake
-from hotpot.experience.ledger import Ledger
-from hotpot.experience.manifest import collect_manifest, take_over, write_manifest
-from hotpot.experience.owner import OwnerLock
-from hotpot.experience.places import check_unclaimed, claim_run
-from hotpot.experience.redact import Redactor
-from hotpot.experience.rules import Limits
-from hotpot.experience.run_folder import checked_manifest, chosen_location, prepare_folder
-from hotpot.experience.schema import COLUMNS, group_rows, to_table
-from hotpot.experience.storage import LakeLocation
-from hotpot.experience.wal import segment_path, sync_folder
+from hotpot.experience.disk import sync_folder
+from hotpot.experience.gate.door import ArrowRecords, records_of
+from hotpot.experience.gate.entrance import Admitted, Entrance
+from hotpot.experience.gate.rules import Limits
+from hotpot.experience.lake.archive import Archive, Thresholds
+from hotpot.experience.lake.budget import DiskBudget
+from hotpot.experience.lake.health import ArchiveStatus, Told
+from hotpot.experience.lake.lake import RUN_COLUMN, Lake
+from hotpot.experience.lake.storage import LakeLocation
+from hotpot.experience.log import recovery
+from hotpot.experience.log.journal import Journal
+from hotpot.experience.log.ledger import Ledger
+from hotpot.experience.log.wal import segment_path
+from hotpot.experience.records.redact import Redactor
+from hotpot.experience.records.redact_tables import redact_tables
+from hotpot.experience.records.schema import group_rows, to_table
+from hotpot.experience.run_folder.checks import checked_manifest, chosen_location, prepare_folder
+from hotpot.experience.run_folder.manifest import collect_manifest, take_over, write_manifest
+from hotpot.experience.run_folder.owner import OwnerLock
+from hotpot.experience.run_folder.places import check_unclaimed, claim_run
 from hotpot.ids import canonical_json
 from hotpot.timeline import Slice, Timeline
 from hotpot.types import (
@@ -59,14 +61,6 @@ from hotpot.types import (
 
 RUN_ENDED = "run_ended"
 """Reason of an attempt that was still leased when the run was closed in order."""
-
-_REDACTED_COLUMNS = {
-    "trajectories": ("task_content",),
-    "events": ("detail",),
-    "versions": ("manifest", "sources"),
-    "quarantine": ("detail", "payload"),
-}
-_JSON_COLUMNS = frozenset({"detail", "manifest", "sources", "payload"})
 
 _OWN_CALLS = {
     "steps": "append",
@@ -274,10 +268,10 @@ class ExperienceStore:
         versions: Sequence[VersionRow] = (),
         follow: Callable[[Admitted], Sequence[tuple[str, Mapping[str, Any]]]] | None = None,
     ) -> AppendReport:
-        """Take records that are not our dataclasses: mappings or Arrow tables as :mod:`hotpot.experience.door` has them.
+        """Take records that are not our dataclasses: mappings or Arrow tables as :mod:`hotpot.experience.gate.door` has them.
 
         Records of an older known schema version are upgraded; unknown, malformed and wrong ones go to quarantine under
-        ``producer``, whose breaker they count for. Their attempts need no lease (:mod:`hotpot.experience.entrance` says which ids are
+        ``producer``, whose breaker they count for. Their attempts need no lease (:mod:`hotpot.experience.gate.entrance` says which ids are
         taken). ``versions`` explain versions that the records name. ``follow`` returns events (kind, detail) that tell of the
         outcome in the same frame. Raises :class:`StoreError` where log, ledger or lake fail, or ``versions`` are no rows of
         this run; never for what a record holds.
@@ -299,7 +293,7 @@ class ExperienceStore:
                 admitted = self._entrance.admit(records, producer=producer, versions=versions)
                 told = [self._entrance.event(*each) for each in (follow(admitted) if follow else ())]
                 others = self._tables(group_rows([*versions, *admitted.events, *told]))
-                tables, redactions = self._redacted({**admitted.tables, **others})
+                tables, redactions = redact_tables(self._redactor, {**admitted.tables, **others})
             with self._span("ledger"):
                 brought = self.ledger.brought(admitted.leases)
                 finished = dict.fromkeys((t.row.attempt_id for t in admitted.accepted), "")
@@ -311,7 +305,7 @@ class ExperienceStore:
                     + self.ledger.ended(admitted.dropped, "dropped")
                 )
             self._write(tables, attempts, batches=1)
-            self._entrance.learn(versions)
+            self._entrance.learn(versions, admitted.accepted)
             report = AppendReport(
                 accepted=tuple(t.row.trajectory_id for t in admitted.accepted),
                 quarantined=tuple((row.record_id, row.reason) for row in admitted.quarantine),
@@ -339,7 +333,7 @@ class ExperienceStore:
         with self._guard:
             self._check_open()
             with self._span("gate"):
-                tables, _ = self._redacted(self._tables(grouped))
+                tables, _ = redact_tables(self._redactor, self._tables(grouped))
             self._write(tables)
             self._entrance.learn(rows)
         self._wait_for_lake()
@@ -365,7 +359,7 @@ class ExperienceStore:
             with self._span("ledger"):
                 self.ledger.check_consumptions(consumptions, update.update)
             with self._span("gate"):
-                tables, _ = self._redacted(self._tables(grouped))
+                tables, _ = redact_tables(self._redactor, self._tables(grouped))
             self._write(tables, consumptions=consumptions, update=update.update)
             self._entrance.learn(others)
         self._wait_for_lake()
@@ -458,7 +452,7 @@ class ExperienceStore:
             time_us=told.time_us,
             schema_version=SCHEMA_VERSION,
         )
-        tables, _ = self._redacted({"events": to_table("events", [row])})
+        tables, _ = redact_tables(self._redactor, {"events": to_table("events", [row])})
         self._journal.note(tables)
 
     def _wait_for_lake(self) -> None:
@@ -474,22 +468,3 @@ class ExperienceStore:
                         f"keeps run {self._run_id!r}, version {SCHEMA_VERSION}"
                     )
         return {name: to_table(name, rows) for name, rows in grouped.items()}
-
-    def _redacted(self, tables: Mapping[str, pa.Table]) -> tuple[dict[str, pa.Table], int]:
-        result, count = dict(tables), 0
-        for name in tables.keys() & _REDACTED_COLUMNS.keys():
-            for column in _REDACTED_COLUMNS[name]:
-                result[name], found = self._redact_column(result[name], name, column)
-                count += found
-        return result, count
-
-    def _redact_column(self, table: pa.Table, name: str, column: str) -> tuple[pa.Table, int]:
-        index = [c.name for c in COLUMNS[name]].index(column)
-        texts: list[Any] = table.column(index).to_pylist()
-        redact = self._redactor.redact_json if column in _JSON_COLUMNS else self._redactor.redact
-        cleaned = {text: redact(text) for text in set(texts)}
-        count = sum(cleaned[text][1] for text in texts)
-        if count == 0:
-            return table, 0
-        array = pa.array([cleaned[text][0] for text in texts], type=pa.string())
-        return table.set_column(index, table.schema.field(index), array), count

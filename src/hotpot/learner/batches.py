@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotpot.errors import LearnerError
-from hotpot.experience.segments import TrainingSequence
+from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.ids import batch_hash
 from hotpot.learner.advantages import Advantages
 from hotpot.learner.merging import Estimate, Merge, own_advantages

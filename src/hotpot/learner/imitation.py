@@ -11,7 +11,7 @@ import torch
 
 from hotpot.config.recipe import WarmstartSection
 from hotpot.errors import LearnerError
-from hotpot.experience.segments import TrainingSequence
+from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.learner.batches import BatchSequence, make_member
 from hotpot.learner.forward import score
 from hotpot.learner.passes import lay_out

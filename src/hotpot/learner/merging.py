@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hotpot.experience.segments import TrainingSequence
+from hotpot.experience.sequences.segments import TrainingSequence
 
 Merge = Literal["mean", "nearest_centre", "last"]
 Estimate = Callable[[TrainingSequence, NDArray[np.int64]], NDArray[np.float64]]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hotpot.experience.ledger import Lease
+from hotpot.experience.log.ledger import Lease
 from hotpot.ids import attempt_id, episode_id, group_id
 from hotpot.rollout.tasks import EpisodePlan
 from hotpot.types import Purpose

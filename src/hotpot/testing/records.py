@@ -216,16 +216,7 @@ def _first_tokens(step: StepRow, count: int) -> list[tuple[str, int]]:
 def make_leases(trajectories: Iterable[Trajectory]) -> list[Lease]:
     """Return the lease each trajectory's attempt needs on the ledger before the store takes it."""
     rows = {trajectory.row.attempt_id: trajectory.row for trajectory in trajectories}
-    return [
-        Lease(
-            attempt_id=row.attempt_id,
-            episode_id=row.episode_id,
-            group_id=row.group_id,
-            task_id=row.task_id,
-            purpose=row.purpose,
-        )
-        for row in rows.values()
-    ]
+    return [Lease.of(row) for row in rows.values()]
 
 
 def make_group(

@@ -55,7 +55,7 @@ def run_from_record(session: Session) -> None:
         update = session.begin_update()
         copied = [_adopt(session.run_id, trajectory) for trajectory in recorded]
         with session.timeline.span("store"):
-            session.store.ledger.lease([_lease(trajectory) for trajectory in copied])
+            session.store.ledger.lease([Lease.of(trajectory.row) for trajectory in copied])
         kept = session.intake.keep(copied)
         batch = UpdateBatch(update=update, collected=kept, source="cold")
         result = session.learn(batch)
@@ -131,14 +131,3 @@ def _adopt(run_id: str, trajectory: Trajectory) -> Trajectory:
     own: dict[str, Any] = {"run_id": run_id, "schema_version": SCHEMA_VERSION}
     steps = tuple(dataclasses.replace(step, **own) for step in trajectory.steps)
     return Trajectory(row=dataclasses.replace(trajectory.row, **own), steps=steps)
-
-
-def _lease(trajectory: Trajectory) -> Lease:
-    row = trajectory.row
-    return Lease(
-        attempt_id=row.attempt_id,
-        episode_id=row.episode_id,
-        group_id=row.group_id,
-        task_id=row.task_id,
-        purpose=row.purpose,
-    )

@@ -21,7 +21,7 @@ RENDERERS = (
     "hotpot.rollout.syntax",
     "hotpot.rollout.arguments",
     "hotpot.models.tokenizer",
-    "hotpot.experience.redact",
+    "hotpot.experience.records.redact",
 )
 """Modules that turn messages into tokens and tokens into actions: they belong to the prompt's version."""
 

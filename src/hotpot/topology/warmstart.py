@@ -23,7 +23,7 @@ from hotpot.config import Recipe
 from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.envs.demonstrate import Demonstration, demonstrate
 from hotpot.errors import ModelFilesError, RecipeError
-from hotpot.experience.segments import TrainingSequence
+from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.ids import sha256_hex
 from hotpot.learner.imitation import imitate
 from hotpot.models import (

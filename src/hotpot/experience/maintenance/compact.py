@@ -16,11 +16,11 @@ from deltalake import CommitProperties
 from deltalake.exceptions import CommitFailedError
 
 from hotpot.experience.crashpoints import reach
-from hotpot.experience.encoding import writer_properties
-from hotpot.experience.lake import RUN_COLUMN, Lake
+from hotpot.experience.lake.encoding import writer_properties
+from hotpot.experience.lake.lake import RUN_COLUMN, Lake
 from hotpot.experience.maintenance.lock import maintaining
 from hotpot.experience.maintenance.tables import LAKE_TABLES, data_files, is_partitioned
-from hotpot.experience.reader import RunReader
+from hotpot.experience.reading.reader import RunReader
 
 TARGET_BYTES = 128 * 1024 * 1024
 """Size a file grows to before compaction leaves it alone."""
@@ -57,7 +57,7 @@ def compact(
 def compact_table(lake: Lake, table: str, *, target_bytes: int = TARGET_BYTES) -> Compacted | None:
     """Compact the run's files in one table, durably; None where the lake has no such table.
 
-    Lets :data:`hotpot.experience.lake.LAKE_ERRORS` through, as writing does.
+    Lets :data:`hotpot.experience.lake.lake.LAKE_ERRORS` through, as writing does.
     """
     begin = time.monotonic()
     before = data_files(lake, table)

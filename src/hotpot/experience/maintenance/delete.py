@@ -27,15 +27,15 @@ from deltalake.exceptions import CommitFailedError
 from hotpot.config import StoreSection
 from hotpot.errors import UsageError
 from hotpot.experience.crashpoints import reach
-from hotpot.experience.encoding import writer_properties
-from hotpot.experience.lake import ROW_COLUMN, RUN_COLUMN, SEGMENT_COLUMN, Lake
+from hotpot.experience.lake.encoding import writer_properties
+from hotpot.experience.lake.lake import ROW_COLUMN, RUN_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.maintenance.compact import TRIES
 from hotpot.experience.maintenance.deletions import Deletion, deletion_now, read_deletions
 from hotpot.experience.maintenance.lock import maintaining
 from hotpot.experience.maintenance.scrub import scrub
 from hotpot.experience.maintenance.sought import Sought
 from hotpot.experience.maintenance.tables import data_files, folder_of, is_partitioned, read_columns
-from hotpot.experience.reader import RunReader
+from hotpot.experience.reading.reader import RunReader
 from hotpot.experience.requeue import same_content
 from hotpot.experience.store import ExperienceStore
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hotpot.experience.reader import RunReader
+from hotpot.experience.reading.reader import RunReader
 from hotpot.ids import canonical_json
 from hotpot.types import SCHEMA_VERSION, EventRow
 

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 
 from hotpot.errors import StoreError, UsageError
 from hotpot.experience.crashpoints import reach
-from hotpot.experience.lake import ROW_COLUMN, RUN_COLUMN, SEGMENT_COLUMN
+from hotpot.experience.disk import sync_folder
+from hotpot.experience.lake.lake import ROW_COLUMN, RUN_COLUMN, SEGMENT_COLUMN
 from hotpot.experience.maintenance.ranges import pieces
 from hotpot.experience.maintenance.tables import data_files, folder_of
-from hotpot.experience.reader import RunReader
-from hotpot.experience.schema import COLUMNS, SCHEMAS
-from hotpot.experience.wal import sync_folder
+from hotpot.experience.reading.reader import RunReader
+from hotpot.experience.records.schema import COLUMNS, SCHEMAS
 from hotpot.types import SCHEMA_VERSION, TABLES
 
 EXPORT_NAME = "hotpot-export.json"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotpot.errors import StoreError
-from hotpot.experience.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
+from hotpot.experience.lake.lake import ROW_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.maintenance.findings import Counts, Finding, capped
 from hotpot.experience.maintenance.tables import (
     LAKE_TABLES,

@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotpot.experience.lake import SEGMENT_COLUMN
+from hotpot.experience.lake.lake import SEGMENT_COLUMN
 from hotpot.experience.maintenance.findings import Finding, capped
-from hotpot.experience.reader import RunReader
+from hotpot.experience.reading.reader import RunReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hotpot.errors import StoreError
-from hotpot.experience.lake import LAKE_ERRORS, plain
-from hotpot.experience.owner import OwnerLock
-from hotpot.experience.reader import RunReader
+from hotpot.experience.lake.lake import LAKE_ERRORS, plain
+from hotpot.experience.reading.reader import RunReader
+from hotpot.experience.run_folder.owner import OwnerLock
 
 MAINTENANCE_LOCK = "maintenance.lock"
 """File of the lock, beside the owner's in the run folder."""

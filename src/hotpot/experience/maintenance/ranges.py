@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from hotpot.experience.lake import SEGMENT_COLUMN
-from hotpot.experience.reader import RunReader
+from hotpot.experience.lake.lake import SEGMENT_COLUMN
+from hotpot.experience.reading.reader import RunReader
 
 ROWS_A_PIECE = 65_536
 

@@ -13,7 +13,7 @@ import numpy as np
 from hotpot.errors import StoreError, UsageError
 from hotpot.experience.maintenance.findings import Finding, capped
 from hotpot.experience.maintenance.ranges import pieces
-from hotpot.experience.reader import RunReader
+from hotpot.experience.reading.reader import RunReader
 from hotpot.ids import prefix_hash
 
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from hotpot.experience.crashpoints import reach
-from hotpot.experience.lake import Lake
+from hotpot.experience.lake.lake import Lake
 from hotpot.experience.maintenance.sought import Sought
 from hotpot.experience.maintenance.tables import TableFolder, data_files, folder_of, plain
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotpot.errors import StoreError
+from hotpot.experience.log.wal import segment_numbers, segment_path
 from hotpot.experience.maintenance.tables import LAKE_TABLES, data_files, folder_of
-from hotpot.experience.reader import RunReader
-from hotpot.experience.wal import segment_numbers, segment_path
+from hotpot.experience.reading.reader import RunReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

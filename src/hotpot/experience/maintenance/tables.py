@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from hotpot.errors import StoreError
-from hotpot.experience.durable import sync_file
-from hotpot.experience.lake import RUN_COLUMN, Lake
-from hotpot.experience.wal import sync_folder
+from hotpot.experience.disk import sync_file, sync_folder
+from hotpot.experience.lake.lake import RUN_COLUMN, Lake
 from hotpot.types import TABLES
 
 SEGMENTS = "segments"

@@ -13,11 +13,11 @@ from functools import partial
 
 from hotpot.errors import UsageError
 from hotpot.experience.crashpoints import reach
-from hotpot.experience.lake import Lake
+from hotpot.experience.lake.lake import Lake
 from hotpot.experience.maintenance.lock import maintaining
 from hotpot.experience.maintenance.tables import LAKE_TABLES, folder_of
 from hotpot.experience.maintenance.versions import runs_of, update_versions
-from hotpot.experience.reader import RunReader
+from hotpot.experience.reading.reader import RunReader
 
 RETENTION_HOURS = 168
 """Hours a file that nobody needs any more is kept by default."""

@@ -8,13 +8,13 @@ import sqlite3
 from collections.abc import Iterator
 
 from hotpot.errors import HotpotError
+from hotpot.experience.log.wal import segment_numbers
 from hotpot.experience.maintenance.deletions import Deletion, read_deletions, rows_gone
 from hotpot.experience.maintenance.file_checks import LakeFacts, check_files, check_segments
 from hotpot.experience.maintenance.findings import Counts, Finding, Verification
 from hotpot.experience.maintenance.ledger_checks import LedgerFacts, check_ledger, read_ledger
 from hotpot.experience.maintenance.record_checks import check_records
-from hotpot.experience.reader import RunReader
-from hotpot.experience.wal import segment_numbers
+from hotpot.experience.reading.reader import RunReader
 
 
 def verify(reader: RunReader, *, deep: bool = False) -> Verification:

@@ -12,9 +12,9 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from hotpot.experience.lake import RUN_COLUMN, SEGMENT_COLUMN, Lake
+from hotpot.experience.lake.lake import RUN_COLUMN, SEGMENT_COLUMN, Lake
 from hotpot.experience.maintenance.tables import LAKE_TABLES, data_files, folder_of, read_columns
-from hotpot.experience.places import runs_in
+from hotpot.experience.run_folder.places import runs_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hotpot.experience.records.schema import COLUMNS, from_table, to_table
 from hotpot.experience.replay.keys import id_keys
-from hotpot.experience.schema import COLUMNS, from_table, to_table
 from hotpot.types import Trajectory
 
 _SCALAR_BYTES = 8

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hotpot.experience.reader import RunReader
+from hotpot.experience.reading.reader import RunReader
 from hotpot.experience.replay.cache import BlockCache
 from hotpot.experience.replay.flat import FlatBatch, FlatBlock, Part, flatten
 from hotpot.experience.replay.index import UNKNOWN_SEGMENT, Index

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from hotpot.experience.records.schema import SCHEMAS
 from hotpot.experience.replay.block import Block
-from hotpot.experience.schema import SCHEMAS
-from hotpot.experience.segments import TrainingSequence
+from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.types import Trajectory
 
 _GIVEN, _SAMPLED = "prompt_tokens", "sampled_tokens"

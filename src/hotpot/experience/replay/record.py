@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotpot.experience.reader import RunReader
+from hotpot.experience.reading.reader import RunReader
 from hotpot.experience.replay.block import Block
 from hotpot.experience.replay.index import SCHEMA, UNKNOWN_SEGMENT
 from hotpot.types import EndReason, Purpose, Split

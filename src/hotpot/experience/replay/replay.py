@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hotpot.config import ReplaySection
 from hotpot.errors import StoreError
-from hotpot.experience.reader import RunReader
+from hotpot.experience.reading.reader import RunReader
 from hotpot.experience.replay.block import Block
 from hotpot.experience.replay.cache import BlockCache
 from hotpot.experience.replay.cold import Cold
