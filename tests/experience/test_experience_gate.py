@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotpot.errors import StoreError
 from hotpot.experience import RULES, Limits, check, from_table, to_table
 from hotpot.experience.gate.admission import judge
-from hotpot.experience.gate.forks import parent_steps
+from hotpot.experience.gate.forks import FoundParents, parent_steps
 from hotpot.experience.gate.gate import Refusal, payload_json, quarantine_row
 from hotpot.experience.gate.known import KnownVersions
 from hotpot.experience.gate.rules import OTHER_REASONS
@@ -327,7 +326,7 @@ def test_a_fork_continues_its_parent(reason, changes, recorded):
 
     def find(ids):
         asked.append(set(ids))
-        return {"0.0.0": parent_steps(parent)} if recorded and "0.0.0" in ids else {}
+        return FoundParents(steps={"0.0.0": parent_steps(parent)} if recorded and "0.0.0" in ids else {})
 
     judged = judge([fork] if recorded else [fork, parent], LIMITS, find_parents=find)
     if reason is None:
@@ -347,7 +346,7 @@ def test_a_fork_whose_parent_can_not_be_read_now_is_refused_for_that_with_its_fo
 
     def find(ids):
         assert set(ids) == {"0.0.0"}
-        raise StoreError("the lake is away")
+        return FoundParents(steps={}, unreadable="the lake is away")
 
     judged = judge([nested, fork, other, other_fork], LIMITS, find_parents=find)
     assert [one.row.trajectory_id for one in judged.accepted] == ["5.0.0", "5.0.0/1"]

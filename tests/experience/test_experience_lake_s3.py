@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from hotpot.config import StoreSection
 from hotpot.errors import RunFolderError, StoreError, UsageError
 from hotpot.experience import ExperienceStore, open_run
-from hotpot.experience import remote as remote_module
+from hotpot.experience.reading import remote as remote_module
 from hotpot.testing.object_server import BUCKET
 from hotpot.testing.records import make_group, make_leases
 

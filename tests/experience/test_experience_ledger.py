@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hotpot.errors import LedgerError, StoreError
 from hotpot.experience import MARKS, Lease, Ledger
-from hotpot.experience.log.ledger import read_not_logged
+from hotpot.experience.log.ledger_file import read_not_logged
 from hotpot.experience.log.wal import Position
 from hotpot.testing.records import make_row
 from hotpot.types import ConsumptionRow

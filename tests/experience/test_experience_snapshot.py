@@ -3,9 +3,9 @@
 import pytest
 
 from hotpot.errors import CorruptRecordError, StoreError
-from hotpot.experience import snapshot as snapshot_module
 from hotpot.experience import to_table
 from hotpot.experience.log.wal import WalWriter, segment_path
+from hotpot.experience.reading import snapshot as snapshot_module
 from hotpot.experience.reading.snapshot import take_snapshot
 from hotpot.testing.records import make_row
 from hotpot.types import EventRow

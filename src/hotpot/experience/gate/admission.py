@@ -43,7 +43,7 @@ def judge(
 
     ``before``, one per trajectory, holds why some are refused already (those may be of any shape); they are not judged,
     and take their siblings with them. ``find_parents`` looks up what forks name as their parents and is not in
-    the call; where it can't (StoreError), the forks that need it are refused as ``parent_unreadable``. Never raises.
+    the call; where it can't, the forks that need it are refused as ``parent_unreadable``. Never raises.
     """
     given = list(before) if before is not None else [None] * len(trajectories)
     fresh = [one for one, refusal in zip(trajectories, given, strict=True) if refusal is None]
@@ -134,11 +134,8 @@ def _refuse_forks(
         return refusals
     known = {one.row.trajectory_id: parent_steps(one) for one in kept}
     missing = {one.row.parent_trajectory_id for one in waiting.values()} - known.keys()
-    unreadable = ""
-    try:
-        known |= {name: list(steps) for name, steps in find_parents(missing).items()} if missing else {}
-    except StoreError as error:
-        unreadable = str(error)
+    found = find_parents(missing) if missing else no_parents(missing)
+    known |= {name: list(steps) for name, steps in found.steps.items()}
     # Grown from the trajectories without a parent, so that a ring of forks is never reached.
     reached = known.keys() - waiting.keys()
     broken: dict[str, str] = {}
@@ -154,13 +151,13 @@ def _refuse_forks(
             else:
                 broken[name] = words
     reason = dict.fromkeys(broken, "fork") | dict.fromkeys(
-        waiting, PARENT_UNREADABLE if unreadable else "fork"
+        waiting, PARENT_UNREADABLE if found.unreadable else "fork"
     )
     for name, fork in waiting.items():
         broken[name] = (
-            f"whether its parent {fork.row.parent_trajectory_id!r} is on record can't be told: {unreadable}; requeue it "
+            f"whether its parent {fork.row.parent_trajectory_id!r} is on record can't be told: {found.unreadable}; requeue it "
             "when the record can be read: hotpot lake quarantine requeue"
-            if unreadable
+            if found.unreadable
             else f"its parent {fork.row.parent_trajectory_id!r} is neither on record nor accepted in the same call; "
             "append the parent before the fork, or with it"
         )

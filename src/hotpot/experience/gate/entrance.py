@@ -26,10 +26,11 @@ from typing import Any
 import pyarrow as pa
 
 from hotpot.config import GateSection
+from hotpot.errors import StoreError
 from hotpot.experience.gate.admission import PARENT_UNREADABLE, Judgement, judge
 from hotpot.experience.gate.breaker import Breaker, BreakerPolicy
 from hotpot.experience.gate.door import read_record
-from hotpot.experience.gate.forks import ParentStep, parent_steps
+from hotpot.experience.gate.forks import FoundParents, ParentStep, parent_steps
 from hotpot.experience.gate.gate import Refusal, claimed_attempt, part, quarantine_row, readable
 from hotpot.experience.gate.known import KnownVersions
 from hotpot.experience.gate.rules import Limits
@@ -216,14 +217,19 @@ class Entrance:
             producer=producer,
         )
 
-    def _find_parents(self, ids: Collection[str]) -> dict[str, list[ParentStep]]:
-        """Return the steps of those of the trajectories that are on record."""
+    def _find_parents(self, ids: Collection[str]) -> FoundParents:
+        """Look the trajectories up: those accepted last in memory, the others on record."""
         found = {each: self._parents[each] for each in ids if each in self._parents}
         asked = [each for each in ids if each not in found and readable(each) == each]
-        if asked:
-            for row in RunReader.open(self._folder).sql(_PARENTS, [asked]).to_pylist():
-                found.setdefault(row.pop("trajectory_id"), []).append(ParentStep(**row))
-        return found
+        if not asked:
+            return FoundParents(steps=found)
+        try:
+            rows = RunReader.open(self._folder).sql(_PARENTS, [asked]).to_pylist()
+        except StoreError as error:
+            return FoundParents(steps=found, unreadable=str(error))
+        for row in rows:
+            found.setdefault(row.pop("trajectory_id"), []).append(ParentStep(**row))
+        return FoundParents(steps=found)
 
 
 def _attempt_refusal(trajectory: Trajectory, states: Mapping[str, str]) -> Refusal | None:

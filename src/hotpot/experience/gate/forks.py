@@ -29,14 +29,23 @@ class ParentStep:
     prefix_hash: str
 
 
-FindParents = Callable[[Collection[str]], Mapping[str, Sequence[ParentStep]]]
-"""Returns the steps of those of the named trajectories that are on record, by id. Raises StoreError where it can't tell."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundParents:
+    """The steps of those trajectories that are known to be on record, by id; and why the record could not be asked for the
+    others, empty where it was."""
+
+    steps: Mapping[str, Sequence[ParentStep]]
+    unreadable: str = ""
 
 
-def no_parents(ids: Collection[str]) -> Mapping[str, Sequence[ParentStep]]:
+FindParents = Callable[[Collection[str]], FoundParents]
+"""Looks the named trajectories up. Never raises."""
+
+
+def no_parents(ids: Collection[str]) -> FoundParents:
     """Find none: for a gate without a record behind it."""
     del ids
-    return {}
+    return FoundParents(steps={})
 
 
 def parent_steps(trajectory: Trajectory) -> list[ParentStep]:

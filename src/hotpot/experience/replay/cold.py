@@ -60,11 +60,16 @@ class Cold:
 
     def _parts(self, lines: NDArray[np.int64]) -> Iterator[Part]:
         """Yield, block by block, the places in it and the places in ``lines``."""
+        if not len(lines):
+            return
         segments = self._index.segments
         watermark = self._locate() if (segments[lines] == UNKNOWN_SEGMENT).any() else 0
         wanted = self._index.keys[lines]
-        for segment, columns in self._blocks(np.unique(segments[lines])):
-            at = np.flatnonzero(segments[lines] == segment)
+        order = np.argsort(segments[lines], kind="stable")
+        distinct, firsts = np.unique(segments[lines][order], return_index=True)
+        where = dict(zip(distinct.tolist(), np.split(order, firsts[1:]), strict=True))
+        for segment, columns in self._blocks(distinct):
+            at = where[segment]
             places = columns.block.places_of(wanted[at])
             if (places >= 0).any():
                 yield columns, places[places >= 0], at[places >= 0]

@@ -117,15 +117,18 @@ class FlatBlock:
         restored = Block(part.rows, steps.drop_columns(["num_prompt"]))
         return restored.trajectories(np.arange(len(places)))
 
-    def slices(self, name: str, places: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Return tokens, log-probabilities, or what :meth:`_runs` made: one view per trajectory of ``places``."""
-        values, edges = self._columns[name]
-        pairs = zip(edges[places].tolist(), edges[places + 1].tolist(), strict=True)
-        return [values[begin:end] for begin, end in pairs]
+    @cached_property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Values of tokens, log-probabilities and what :meth:`_runs` made, of the whole block."""
+        return {name: values for name, (values, _) in self._lists.items()}
 
     @cached_property
-    def _columns(self) -> dict[str, tuple[NDArray[Any], NDArray[np.int64]]]:
-        """Values of each column, and where those of each trajectory begin."""
+    def bounds(self) -> dict[str, NDArray[np.int64]]:
+        """Where the values of each trajectory begin, by kind of column (:data:`_KINDS`), int64 ``[n + 1]``."""
+        return {name: self._lists[name][1] for name in _KINDS}
+
+    @cached_property
+    def _lists(self) -> dict[str, tuple[NDArray[Any], NDArray[np.int64]]]:
         bounds = self.block.step_bounds
         lists = {name: _ragged(self.block.steps, name) for name in (_GIVEN, *_LOGPROBS)}
         found = {name: (values, edges[bounds]) for name, (values, edges) in lists.items()}
@@ -152,40 +155,49 @@ class FlatBlock:
 Part = tuple[FlatBlock, NDArray[np.int64], NDArray[np.int64]]
 """A block, places in it, and as many places in the batch."""
 
+Columns = dict[str, NDArray[Any]]
+
+_KINDS = {_GIVEN: (_GIVEN, *_LOGPROBS), "segment": ("segment", "length"), "run": ("run", "run_length")}
+"""Columns by what they have one value for (token, step, run of tokens): those of one kind are cut at the same places."""
+
 
 def flatten(
     parts: Sequence[Part], *, ids: Sequence[str], groups: Sequence[str], rewards: NDArray[np.float64]
 ) -> FlatBatch:
     """Return the flat batch of ``parts``, whose places in the batch fill it; the rest describes the trajectories ``[k]``."""
-    tokens: list[NDArray[Any]] = _placed(parts, _GIVEN, len(ids))
-    versions = np.repeat(_joined(parts, "run", len(ids)), _joined(parts, "run_length", len(ids)))
-    segments = np.repeat(_joined(parts, "segment", len(ids)), _joined(parts, "length", len(ids)))
+    joined, lengths = _joined(parts, len(ids))
+    versions = np.repeat(joined["run"], joined["run_length"])
     return FlatBatch(
         trajectory_ids=tuple(ids),
         group_ids=tuple(groups),
-        offsets=_edges(np.fromiter(map(len, tokens), np.int64, len(tokens))),
+        offsets=_edges(lengths),
         rewards=rewards,
-        tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
+        tokens=joined[_GIVEN],
         loss_mask=versions >= 0,
-        behaviour_logprobs=_joined(parts, "behaviour_logprobs", len(ids)).astype(np.float32, copy=False),
-        model_logprobs=_joined(parts, "model_logprobs", len(ids)).astype(np.float32, copy=False),
+        behaviour_logprobs=joined["behaviour_logprobs"].astype(np.float32, copy=False),
+        model_logprobs=joined["model_logprobs"].astype(np.float32, copy=False),
         token_policy_version=versions.astype(np.int32, copy=False),
-        segments=segments.astype(np.int32, copy=False),
+        segments=np.repeat(joined["segment"], joined["length"]),
     )
 
 
-def _placed(parts: Sequence[Part], name: str, size: int) -> list[NDArray[Any]]:
-    if len(parts) == 1 and np.array_equal(parts[0][2], np.arange(size)):
-        return parts[0][0].slices(name, parts[0][1])
-    out: list[Any] = [None] * size
+def _joined(parts: Sequence[Part], size: int) -> tuple[Columns, NDArray[np.int64]]:
+    """Return each column of the ``size`` trajectories, one after the other, and their lengths in tokens."""
+    owners: list[Columns] = [{}] * size
+    begins = {kind: np.zeros(size, np.int64) for kind in _KINDS}
+    ends = {kind: np.zeros(size, np.int64) for kind in _KINDS}
     for block, places, at in parts:
-        for values, place in zip(block.slices(name, places), at.tolist(), strict=True):
-            out[place] = values
-    return out
-
-
-def _joined(parts: Sequence[Part], name: str, size: int) -> NDArray[Any]:
-    return np.concatenate(_placed(parts, name, size)) if size else np.zeros(0, np.int64)
+        for place in at.tolist():
+            owners[place] = block.columns
+        for kind, bounds in block.bounds.items():
+            begins[kind][at], ends[kind][at] = bounds[places], bounds[places + 1]
+    joined: Columns = {}
+    for kind, names in _KINDS.items():
+        cuts = [slice(*pair) for pair in zip(begins[kind].tolist(), ends[kind].tolist(), strict=True)]
+        for name in names:
+            pieces = [columns[name][cut] for columns, cut in zip(owners, cuts, strict=True)]
+            joined[name] = np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
+    return joined, ends[_GIVEN] - begins[_GIVEN]
 
 
 def _mask(given: NDArray[np.int64], sampled: NDArray[np.int64]) -> NDArray[np.bool_]:
