@@ -101,6 +101,6 @@ def test_a_few_histories():
 @pytest.mark.timeout(1200)
 def test_many_histories():
     StoreMachine.TestCase.settings = settings(
-        max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
     )
     StoreMachine.TestCase().runTest()
