@@ -13,6 +13,10 @@ from pathlib import Path
 
 from hotpot.errors import DiskBudgetError
 
+FOOTERS = 64 * 1024
+"""Bytes kept back for what the lake's files need beside their data (footers, statistics): of a small log segment that is
+more than of the log's frames."""
+
 _MIB = 1024 * 1024
 
 
@@ -64,11 +68,12 @@ class DiskBudget:
         """Raise :class:`DiskBudgetError` where ``coming_bytes`` more in the log would break a bound."""
         with self._guard:
             log_bytes, lake_bytes = self._log_bytes + coming_bytes, self._lake_bytes
-        used = log_bytes + lake_bytes
+        used = log_bytes + lake_bytes + FOOTERS
         if self._max_bytes and used > self._max_bytes:
             raise DiskBudgetError(
                 f"log and lake of the run take {_mib(used)} with the next frame, store.max_bytes allows "
-                f"{_mib(self._max_bytes)} (log {_mib(log_bytes)}, lake {_mib(lake_bytes)}); nothing of it was written and "
+                f"{_mib(self._max_bytes)} (log {_mib(log_bytes)}, lake {_mib(lake_bytes)}, kept back for the lake's files "
+                f"{_mib(FOOTERS)}); nothing of it was written and "
                 "everything acknowledged is kept: compact and vacuum the lake (`hotpot lake`), or raise store.max_bytes, "
                 "and resume"
             )
