@@ -216,6 +216,17 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(found.read_text(encoding="utf-8")), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Beneath the repository, or as the text of the architecture names them: from the package or its room down."""
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "hotpot", ROOT / "src" / "hotpot" / "experience")
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for name in re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|toml))\b", text):
+        assert any((root / name).exists() for root in roots), (
+            f"{page.name} names {name}, which does not exist"
+        )
+
+
 def anchors(text: str) -> set[str]:
     """Return the anchors that a Markdown page's headings get."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.M)
