@@ -1,5 +1,7 @@
 import csv
 import io
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,12 @@ from hotpot.models import train_tokenizer
 from hotpot.observability.queries import cut
 
 
-def test_runs_lists_finished_and_crashed_ones(hotpot, runs: Path) -> None:
+def test_runs_lists_finished_and_ended_ones(hotpot, runs: Path) -> None:
     rows = {row["run"]: row for row in json_of(hotpot("runs", "--runs", runs, "--json"))}
     assert rows["old"] == {
         "run": "old", "status": "finished", "updates": 1, "trajectories": 8, "before": 0.25, "after": 0.75, "seconds": 3.5,
     }  # fmt: skip
-    assert rows["new"]["status"] == "crashed"
+    assert rows["new"]["status"] == "ended"  # written by a program of its own, closed in order, no summary
     assert (rows["new"]["updates"], rows["new"]["trajectories"]) == (1, 8)
     assert (rows["new"]["before"], rows["new"]["after"]) == (0.25, 0.5)
     table = hotpot("runs", "--runs", runs).stdout
@@ -25,7 +27,7 @@ def test_runs_lists_finished_and_crashed_ones(hotpot, runs: Path) -> None:
     assert "0.75" in table
 
 
-def test_runs_tells_running_stopped_and_crashed_apart(hotpot, tmp_path: Path) -> None:
+def test_runs_tells_running_stopped_ended_and_crashed_apart(hotpot, tmp_path: Path) -> None:
     run = write_run(tmp_path, "r")
 
     def status() -> str:
@@ -33,6 +35,9 @@ def test_runs_tells_running_stopped_and_crashed_apart(hotpot, tmp_path: Path) ->
         assert (row["updates"], row["trajectories"]) == (1, 8)
         return str(row["status"])
 
+    assert status() == "ended"
+    with closing(sqlite3.connect(run / "control.sqlite")) as ledger, ledger:
+        ledger.execute("UPDATE owners SET closed_us = NULL")
     assert status() == "crashed"
     lock = OwnerLock(run)
     assert status() == "running"
@@ -146,6 +151,9 @@ def test_lineage_versions_changes_and_chain(hotpot, runs: Path) -> None:
     assert "no version but the policy's changed in training" in text
     around = json_of(hotpot("lineage", "old", "--around-update", 1, "--runs", runs, "--json"))
     assert [point["update"] for point in around["curve"]] == [1]
+    alone = hotpot("lineage", "old", "--window", 3, "--runs", runs)
+    assert alone.exit_code == 2
+    assert "--window 3 needs --around-update" in alone.stderr
     changed = json_of(hotpot("lineage", "new", "--against", "old", "--runs", runs, "--json"))
     assert changed == [
         {

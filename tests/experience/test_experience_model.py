@@ -98,9 +98,9 @@ def test_a_few_histories():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_many_histories():
     StoreMachine.TestCase.settings = settings(
-        max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
     )
     StoreMachine.TestCase().runTest()

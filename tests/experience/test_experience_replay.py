@@ -257,13 +257,16 @@ def test_nothing_repeats_inside_an_epoch_and_a_repeat_is_told(run):
 
 
 def test_quotas_staleness_and_rounds(run):
-    run.settings = ReplaySection(share=0.5, max_staleness_updates=2, hot_rounds=1, quotas={"fake": 0.5})
+    run.settings = ReplaySection(
+        share=0.5, max_staleness_updates=2, hot_rounds=1, quotas={"fake": 0.5, "fkae": 0.5}
+    )
     run.replay = run.reopened()
-    for update in range(1, 6):
-        run.update(update, num_fresh=0)
+    told = [event for update in range(1, 6) for event in run.update(update, num_fresh=2).events]
     draw = run.replay.draw(6, 8)
     assert len(draw.items) == 4
     assert ("replay_short", {"wanted": 8, "drawn": 4}) in draw.events
+    unused = ("replay_quota_unused", {"envs": ["fkae"], "known": ["fake"]})
+    assert [*told, *draw.events].count(unused) == 1
     assert {item.trajectory.row.policy_version for item in draw.items} <= {4, 5}
     assert {item.trajectory.row.policy_version for item in draw.items if item.source == "hot"} == {5}
 

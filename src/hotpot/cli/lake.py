@@ -159,6 +159,12 @@ def delete(
         f"deleted {trajectory} ({rows} rows) and {done.removed_files} older files that held it; "
         "its attempt and consumptions stay, and an event says who deleted it, when and why"
     )
+    if done.accepted_as:
+        typer.echo(
+            f"what was accepted of it under another name stays: {', '.join(done.accepted_as)}; delete that too where its "
+            "content is to go",
+            err=True,
+        )
 
 
 @app.command()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("version", "trajectories", "updates", "reward")
 _MOST_SHOWN = 12
+_WINDOW = 5
 
 
 def lineage(
@@ -42,8 +43,11 @@ def lineage(
         ),
     ] = None,
     window: Annotated[
-        int, typer.Option("--window", metavar="N", min=0, help="With --around-update: updates on each side.")
-    ] = 5,
+        int | None,
+        typer.Option(
+            "--window", metavar="N", min=0, help="With --around-update: updates on each side, by default 5."
+        ),
+    ] = None,
     runs: RunsOption = DEFAULT_RUNS,
     json_output: JsonOption = False,
 ) -> None:
@@ -52,13 +56,15 @@ def lineage(
     given = [name for name, value in views.items() if value is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
+    if window is not None and around_update is None:
+        raise UsageError(f"--window {window} needs --around-update: which update is to be in the middle?")
     folder = find_run(run, runs)
     if against is not None:
         _show_differences(find_run(against, runs), folder, json_output)
     elif trajectory is not None:
         _show_chain(folder, trajectory, json_output)
     elif around_update is not None:
-        _show_around(folder, around_update, window, json_output)
+        _show_around(folder, around_update, _WINDOW if window is None else window, json_output)
     else:
         _show_versions(folder, json_output)
 

@@ -24,8 +24,9 @@ def describe(run: Path) -> dict[str, Any]:
     """Return one run's line. A run without a summary is read from its records; ``after`` is then its last evaluation.
 
     ``status`` is running where a living process writes the run; else what its summary says (finished, stopped, failed);
-    without one the process ended before it could write it: crashed.
+    without one either a program of yours wrote it and closed it in order (ended), or the process died (crashed).
     """
+    from hotpot.experience.log.ledger_file import ended_in_order
     from hotpot.experience.run_folder.owner import is_owned
 
     try:
@@ -33,7 +34,8 @@ def describe(run: Path) -> dict[str, Any]:
         running = is_owned(run)
         summary = read_summary(run)
         if running or summary is None:
-            return _unfinished(run, "running" if running else "crashed")
+            ended = "ended" if not running and ended_in_order(run / "control.sqlite") else "crashed"
+            return _unfinished(run, "running" if running else ended)
         return _finished(run, summary)
     except HotpotError as error:
         return {**dict.fromkeys(COLUMNS), "run": run.name, "status": f"unreadable: {error}"}

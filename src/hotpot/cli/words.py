@@ -18,11 +18,17 @@ MOST_DIFFERENCES = 12
 """Differences shown of one change; ``--json`` has all."""
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return ``number`` with what it counts, in the plural where it is not one."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def heading(found: "RunChanges") -> Iterator[Line]:
     """Yield how many changes there were, their order in time, and the policy publishes in one line."""
     if found.changes:
         yield (
-            f"{len(found.changes)} changes of versions in training, most likely influence on the reward first", "bold",
+            f"{counted(len(found.changes), 'change')} of versions in training, most likely influence on the reward first",
+            "bold",
         )  # fmt: skip
         in_time = sorted(found.changes, key=lambda change: change.change.place)
         order = ", ".join(f"{one.change.kind} ({_where(one)}, rank {one.rank})" for one in in_time)
@@ -37,9 +43,11 @@ def heading(found: "RunChanges") -> Iterator[Line]:
             if folded.largest_score
             else "too few groups to tell whether one stands out"
         )
+        publishes = counted(folded.count, "policy publish", "policy publishes")
         yield (
-            f"  {folded.count} policy publishes, {folded.first_version} to {folded.last_version}: {score}", "dim",
-        )  # fmt: skip
+            f"  {publishes}, {folded.first_version} to {folded.last_version}: {score}",
+            "dim",
+        )
 
 
 def change_lines(found: "ExplainedChange") -> Iterator[Line]:
@@ -72,7 +80,7 @@ def change_lines(found: "ExplainedChange") -> Iterator[Line]:
             yield f"   {text}", style
     if len(found.differences) > MOST_DIFFERENCES:
         yield (
-            f"   ... and {len(found.differences) - MOST_DIFFERENCES} more differences; --json has all",
+            f"   ... and {counted(len(found.differences) - MOST_DIFFERENCES, 'more difference')}; --json has all",
             "dim",
         )
 

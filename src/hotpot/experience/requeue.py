@@ -106,6 +106,30 @@ def requeue(store: ExperienceStore, ids: Collection[str]) -> RequeueReport:
 def same_content(reader: RunReader, trajectory_id: str) -> tuple[tuple[int, int], ...]:
     """Return the hidden (segment, row) of quarantine records under other names that hold what a trajectory holds: what
     it came back from, what that was refused as before or after, and identical doubles of those."""
+    rows, found = _refusals_of(reader, trajectory_id)
+    return tuple(
+        (row[SEGMENT_COLUMN], row[ROW_COLUMN])
+        for row in rows
+        if row["quarantine_id"] in found and row["record_id"] != trajectory_id
+    )
+
+
+def accepted_from(reader: RunReader, trajectory_id: str) -> tuple[str, ...]:
+    """Return the other trajectories on record that were requeued from the refusals a name stands for."""
+    _, found = _refusals_of(reader, trajectory_id)
+    names = [
+        detail["trajectory_id"]
+        for kind, detail in _links(reader)
+        if kind == REQUEUED and detail["quarantine_id"] in found and detail["trajectory_id"] != trajectory_id
+    ]
+    there = reader.sql(
+        "SELECT trajectory_id FROM trajectories WHERE trajectory_id IN (SELECT unnest(?))", [names]
+    )
+    return tuple(there.column("trajectory_id").to_pylist())
+
+
+def _refusals_of(reader: RunReader, trajectory_id: str) -> tuple[list[dict[str, Any]], set[str]]:
+    """Return all quarantine records, and the ids of those that hold what a trajectory, or refused record, holds."""
     query = f"SELECT {SEGMENT_COLUMN}, {ROW_COLUMN}, quarantine_id, record_id, sha256(payload) AS digest"
     rows = reader.sql(f"{query} FROM recorded_quarantine AS quarantine").to_pylist()
     pairs = [(row["quarantine_id"], f"{row['record_id']} {row['digest']}") for row in rows]
@@ -117,11 +141,7 @@ def same_content(reader: RunReader, trajectory_id: str) -> tuple[tuple[int, int]
             found.add(detail["quarantine_id"])
     while more := {each for pair in pairs if found.intersection(pair) for each in pair} - found:
         found |= more
-    return tuple(
-        (row[SEGMENT_COLUMN], row[ROW_COLUMN])
-        for row in rows
-        if row["quarantine_id"] in found and row["record_id"] != trajectory_id
-    )
+    return rows, found
 
 
 def _links(reader: RunReader) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -85,8 +85,27 @@ def read_not_logged(path: Path, run_id: str) -> list[AttemptRow]:
         ) from error
 
 
+def ended_in_order(path: Path) -> bool:
+    """Return whether the last owner of the ledger ended the run in order; False where there is no ledger.
+
+    Raises :class:`StoreError` where it can't be read.
+    """
+    if not path.exists():
+        return False
+    try:
+        with closing(_connected(path, "mode=ro")) as database:
+            row = database.execute("SELECT closed_us FROM owners ORDER BY token DESC LIMIT 1").fetchone()
+    except sqlite3.Error as error:
+        raise StoreError(f"can't read the ledger {path}: {error}; check rights") from error
+    return row is not None and row[0] is not None
+
+
+def _connected(path: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=10.0)
+
+
 def _read_not_logged(path: Path, run_id: str, mode: str) -> list[AttemptRow]:
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=10.0)) as database:
+    with closing(_connected(path, mode)) as database:
         made = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'attempts'").fetchone()
         if not made[0]:
             return []  # its owner is just making it

@@ -36,7 +36,7 @@ from hotpot.experience.maintenance.scrub import scrub
 from hotpot.experience.maintenance.sought import Sought
 from hotpot.experience.maintenance.tables import data_files, folder_of, is_partitioned, read_columns
 from hotpot.experience.reading.reader import RunReader
-from hotpot.experience.requeue import same_content
+from hotpot.experience.requeue import accepted_from, same_content
 from hotpot.experience.store import ExperienceStore
 
 HELD_BY = {
@@ -57,6 +57,8 @@ class Deleted:
     deletion: Deletion
     removed_files: int
     removed_bytes: int
+    accepted_as: tuple[str, ...] = ()
+    """Trajectories that were made of it when it was requeued as a refused record; they stay."""
 
 
 def delete(reader: RunReader, trajectory_id: str, *, reason: str, settings: StoreSection) -> Deleted:
@@ -69,6 +71,7 @@ def delete(reader: RunReader, trajectory_id: str, *, reason: str, settings: Stor
     if not reason.strip():
         raise UsageError("a deletion needs a reason; it is all that will be left of the trajectory")
     with maintaining(reader) as run_folder:
+        others = accepted_from(reader, trajectory_id)
         deletion = _recorded(reader, run_folder, trajectory_id, reason, settings)
     reach("delete_recorded")
     with maintaining(reader, alone=True) as run_folder:
@@ -78,7 +81,7 @@ def delete(reader: RunReader, trajectory_id: str, *, reason: str, settings: Stor
             removed = scrub(reader.lake, name, sought)
             files, num_bytes = files + len(removed), num_bytes + sum(removed.values())
         _drop_caches(run_folder)
-    return Deleted(deletion=deletion, removed_files=files, removed_bytes=num_bytes)
+    return Deleted(deletion=deletion, removed_files=files, removed_bytes=num_bytes, accepted_as=others)
 
 
 def _recorded(

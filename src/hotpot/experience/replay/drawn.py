@@ -39,6 +39,7 @@ class Draw:
 
     Kinds: ``consumed_again`` (the epoch's pool was empty, so trajectories repeat: ``num``, ``epoch_since_update``),
     ``replay_empty`` (nothing to replay at all), ``replay_short`` (fewer than wanted: quotas or too little history),
+    ``replay_quota_unused`` (a quota names an environment that no trajectory is of, told once),
     ``replay_gone`` (``trajectories`` that the record no longer holds), ``replay_cache_failed`` (``reason``: the disk did
     not take a block; the draw was read from the lake and is whole).
     """

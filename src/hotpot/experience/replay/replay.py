@@ -42,6 +42,7 @@ class Replay:
         self.settings, self.index, self.hot, self.cold = settings, index, hot, cold
         self._seed = seed
         self._pending: dict[int, NDArray[np.int64]] = {}
+        self._told_unused: set[str] = set()
 
     @classmethod
     def open(cls, reader: RunReader, settings: ReplaySection, *, seed: int, cache_folder: Path) -> Self:
@@ -163,6 +164,12 @@ class Replay:
 
     def _events(self, lines: NDArray[np.int64], size: int) -> Events:
         events: Events = [("replay_cache_failed", {"reason": reason}) for reason in self.cold.take_failures()]
+        unused = self.settings.quotas.keys() - self.index.env_codes.keys() - self._told_unused
+        if len(lines) and unused:
+            self._told_unused |= unused
+            events.append(
+                ("replay_quota_unused", {"envs": sorted(unused), "known": sorted(self.index.env_codes)})
+            )
         again = int(self.index.consumed[lines].sum())
         if again:
             detail = {"num": again, "epoch_since_update": self.index.epoch_since}

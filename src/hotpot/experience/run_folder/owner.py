@@ -53,8 +53,7 @@ class OwnerLock:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise RunFolderError(
-                f"{run_folder} {refusal.format(holder or 'another process')}: "
-                "wait for it, stop it, or choose another run id"
+                f"{run_folder} {refusal.format(holder or 'another process')}: wait for it, or stop it"
             )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
