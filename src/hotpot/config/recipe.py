@@ -178,22 +178,49 @@ class EngineSection(Section):
 class LearnerSection(Section):
     """Advantages, loss and optimiser."""
 
-    advantages: Literal["group_mean", "group_normalized"] = "group_mean"
-    """Reward minus the group's mean (Dr. GRPO, arXiv:2503.20783), or also divided by its deviation (GRPO, arXiv:2402.03300)."""
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Mean over all loss tokens of the optimiser step, or mean over trajectories of the mean over their tokens."""
+    advantages: Literal["group_mean", "group_normalized", "rloo", "reinforce_pp"] = "group_mean"
+    """Reward minus the group's mean (Dr. GRPO, arXiv:2503.20783); that divided by the group's deviation (GRPO,
+    arXiv:2402.03300); reward minus the mean of the others (RLOO, arXiv:2402.14740); or without groups, normalised over the
+    batch's loss tokens (REINFORCE++, arXiv:2501.03262). See docs/estimators.md."""
+    reward_normalization: Literal["none", "group", "batch", "running"] = "none"
+    """Rewards are centred and divided by their deviation before they are compared: not, within their group, over the
+    update's trajectories, or over those of the run so far."""
+    advantage_normalization: Literal["none", "group", "batch", "running"] = "none"
+    """The same for the advantages of the loss tokens, after they were estimated."""
+    aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
+    """Mean over all loss tokens of the optimiser step; mean over trajectories of the mean over their tokens; or mean over
+    trajectories of the sum over their tokens divided by aggregation_tokens (Dr. GRPO, arXiv:2503.20783)."""
+    aggregation_tokens: NonNegativeInt = 0
+    """The constant length of aggregation = ``fixed_length``, for instance the most tokens an episode may sample."""
+    ratio: Literal["token", "sequence"] = "token"
+    """What is clipped: the ratio of each token, or the geometric mean of the ratios of its sequence (a segment, or a piece
+    of one; GSPO, arXiv:2507.18071), which needs far smaller clip_low and clip_high (the paper: 3e-4 and 4e-4)."""
     clip_low: PositiveFloat = 0.2
     """The ratio is clipped below at 1 - clip_low (PPO, arXiv:1707.06347)."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped above at 1 + clip_high."""
+    clip_dual: NonNegativeFloat = 0.0
+    """Where the advantage is negative the ratio counts at most this, above 1 (dual clip, arXiv:1912.09729); 0 is off."""
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Old log-probabilities of the ratio: as the engine recorded them, or recomputed by the learner before the first step.
     ``recomputed`` is required where training samples from a filtered distribution."""
     replayed_ratio_cap: PositiveFloat = 1.0
     """A replayed token counts by the ratio of the policy the update starts from to the policy that sampled it, at most
     this (truncated importance weight, arXiv:1802.01561); its clip is around the former (arXiv:2110.00641)."""
+    decoupled: Literal["replayed", "stale", "all"] = "replayed"
+    """Tokens whose clip is around the policy the update starts from and that count by the truncated ratio of that policy to
+    the one that sampled them (decoupled PPO, arXiv:2110.00641): replayed ones, also those of an older policy version, or
+    all (truncated importance sampling between sampler and learner, whatever they differ by)."""
+    importance_cap: PositiveFloat = 2.0
+    """Largest such ratio for a token that is not replayed (arXiv:1802.01561)."""
     kl_coefficient: NonNegativeFloat = 0.0
-    """Weight of the k3 estimate of KL(new || reference) in the loss; 0 is off."""
+    """Weight of the estimate of KL(new || reference) in the loss or the reward; 0 is off."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """The estimate from one token (Schulman 2020): log ratio, half its square, or ratio - 1 - log ratio."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where it is: a term of the loss, or taken off the reward before advantages are estimated."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Weight of an entropy bonus in the loss, per nat; 0 is off."""
     reference_path: Path | None = None
     """Model folder of the reference; by default the starting model. Read only where kl_coefficient > 0."""
     epochs: PositiveInt = 1
@@ -226,6 +253,56 @@ class LearnerSection(Section):
     """Gradient norm is clipped to this."""
     max_skipped_in_a_row: PositiveInt = 5
     """Optimiser steps skipped for non-finite values, one after the other, before the run stops."""
+
+    @model_validator(mode="after")
+    def _loss_fits(self) -> Self:
+        if 0 < self.clip_dual <= 1:
+            raise ValueError(
+                f"learner.clip_dual = {self.clip_dual} would clip tokens whose ratio has not grown; use 0 (off) or a value "
+                "above 1, such as 3"
+            )
+        if (self.aggregation == "fixed_length") != (self.aggregation_tokens > 0):
+            raise ValueError(
+                f"learner.aggregation = {self.aggregation!r} with learner.aggregation_tokens = {self.aggregation_tokens}: "
+                "the constant is set (for instance to the most tokens an episode may sample) exactly where aggregation is "
+                "'fixed_length'"
+            )
+        if self.decoupled == "replayed" and self.importance_cap != 2.0:
+            raise ValueError(
+                f"learner.importance_cap = {self.importance_cap} has no token to count for: learner.decoupled = 'replayed' "
+                "uses learner.replayed_ratio_cap; set that, or decoupled = 'stale' or 'all'"
+            )
+        if self.kl_in == "reward" and self.kl_coefficient == 0:
+            raise ValueError(
+                "learner.kl_in = 'reward' with learner.kl_coefficient = 0 takes nothing off; set the coefficient, or leave "
+                "kl_in out"
+            )
+        if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coefficient > 0:
+            raise ValueError(
+                "learner.kl_estimator = 'k1' in the loss has a gradient that is 0 on average and holds nothing back; use "
+                "'k2' or 'k3', or learner.kl_in = 'reward'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scales_fit(self) -> Self:
+        if self.advantages == "group_normalized" and self.reward_normalization != "none":
+            raise ValueError(
+                f"learner.reward_normalization = {self.reward_normalization!r} is undone by learner.advantages = "
+                "'group_normalized', which divides by each group's deviation; leave the former out, or use 'group_mean'"
+            )
+        twice = {"group_normalized": ("group",), "reinforce_pp": ("group", "batch", "running")}
+        if self.advantage_normalization in twice.get(self.advantages, ()):
+            raise ValueError(
+                f"learner.advantages = {self.advantages!r} is normalised by itself; leave "
+                f"learner.advantage_normalization = {self.advantage_normalization!r} out"
+            )
+        if self.advantages in {"group_mean", "rloo"} and self.advantage_normalization == "group":
+            raise ValueError(
+                f"learner.advantage_normalization = 'group' after learner.advantages = {self.advantages!r}: say "
+                "advantages = 'group_normalized' instead, which divides by the deviation of the group's rewards"
+            )
+        return self
 
     @model_validator(mode="after")
     def _segments_fit(self) -> Self:
@@ -461,7 +538,8 @@ class Recipe(Section):
                 f"{self.rollout.tasks_per_batch * self.rollout.samples_per_task} episodes of an update "
                 "(rollout.tasks_per_batch x rollout.samples_per_task); lower it"
             )
-        if self.rollout.samples_per_task < 2 and self.debug.mode == "train":
+        grouped = self.learner.advantages != "reinforce_pp" or self.learner.reward_normalization == "group"
+        if grouped and self.rollout.samples_per_task < 2 and self.debug.mode == "train":
             raise ValueError(
                 "rollout.samples_per_task = 1 leaves a group baseline nothing to compare with; use at least 2"
             )
@@ -483,6 +561,11 @@ class Recipe(Section):
             raise ValueError(
                 f"replay.share = {self.replay.share} has no meaning where debug.mode is learn_from_record: everything "
                 "comes from the record there; set it to 0"
+            )
+        if self.replay.share > 0 and self.learner.kl_in == "reward":
+            raise ValueError(
+                f"replay.share = {self.replay.share} with learner.kl_in = 'reward': a replayed trajectory is compared with "
+                "recorded rewards, which hold no KL; set learner.kl_in = 'loss', or replay.share = 0"
             )
         if self.debug.mode != "rollout_only":
             self._check_pieces()
@@ -507,4 +590,9 @@ class Recipe(Section):
                 f"learner.segment_tokens = {learner.segment_tokens} cuts episodes of up to "
                 f"rollout.max_context_tokens = {context} tokens: behind a cut the learner's log-probabilities lack context "
                 "that the recorded ones had, and their ratio means nothing; set learner.old_logprobs = 'recomputed'"
+            )
+        if cuts and learner.kl_in == "reward":
+            raise ValueError(
+                f"learner.segment_tokens = {learner.segment_tokens} with learner.kl_in = 'reward': behind a cut the "
+                "reference lacks context that the sampler had; set learner.kl_in = 'loss', or segment_tokens = 0"
             )

@@ -5,28 +5,30 @@ Groups are formed by id, never by position, so order and interleaving of the mem
 
 ``group_mean``        reward - mean of the group (Dr. GRPO, arXiv:2503.20783)
 ``group_normalized``  the same, divided by the group's standard deviation (GRPO, arXiv:2402.03300)
+``rloo``              reward - mean of the *other* members: n / (n - 1) times group_mean (RLOO, arXiv:2402.14740)
+``reinforce_pp``      reward, to be normalised over the batch's loss tokens (REINFORCE++, arXiv:2501.03262); no group
 
 The deviation is the population's (divided by n): the group is all there is, not a sample from which another group's
 spread is to be guessed. It keeps the mean square of a group's advantages at exactly 1 whatever its size, and it is the
 figure the ``groups`` table holds.
 
-Invariants: the advantages of a kept group sum to 0; a group that is not kept has advantage 0 everywhere and a reason.
+Invariants: the advantages of a kept group sum to 0 (under ``reinforce_pp`` they do not); a group that is not kept has
+advantage 0 everywhere and a reason.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hotpot.errors import LearnerError
 from hotpot.learner.order import natural_key
+from hotpot.learner.signal import is_rounding
 
-Baseline = Literal["group_mean", "group_normalized"]
-
-EQUAL_REWARD_TOLERANCE = 1e-6
-"""Rewards count as equal where their spread (largest - smallest) is at most this times the largest magnitude, or this
-itself where magnitudes are below 1: float32 rounding of equal rewards stays under it, and dividing by a deviation that
-small would turn rounding into full-size advantages."""
+Baseline = Literal["group_mean", "group_normalized", "rloo", "reinforce_pp"]
 
 EQUAL_REWARDS = "equal_rewards"
 SINGLE_MEMBER = "single_member"
@@ -60,10 +62,14 @@ class GroupStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advantages:
-    """Advantage of every trajectory by its id, and the groups in natural order of their ids."""
+    """Advantage of every trajectory by its id, and the groups in natural order of their ids.
+
+    ``to_go`` by (trajectory id, segment), float64 ``[k]``: what is added to it at each action token of the segment.
+    """
 
     by_trajectory: Mapping[str, float]
     groups: tuple[GroupStatistics, ...]
+    to_go: Mapping[tuple[str, int], NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def kept(self) -> frozenset[str]:
@@ -71,11 +77,42 @@ class Advantages:
         return frozenset(group.group_id for group in self.groups if group.kept)
 
 
-def group_advantages(members: Sequence[Member], baseline: Baseline) -> Advantages:
-    """Return each member's advantage within its group.
+def group_advantages(
+    members: Sequence[Member],
+    baseline: Baseline,
+    *,
+    penalties: Mapping[str, float] | None = None,
+    scores: Mapping[str, float] | None = None,
+) -> Advantages:
+    """Return each member's advantage.
+
+    ``penalties`` by trajectory id are taken off its reward before it is compared (a KL divergence in the reward).
+    ``scores`` by trajectory id stand for reward minus penalty, where that was put on another scale: whether a group has
+    signal is judged before the scaling. Statistics are of the rewards themselves.
 
     Raises :class:`LearnerError` where a trajectory is given twice.
     """
+    groups = _by_group(members)
+    taken = penalties or {}
+    judged = {m.trajectory_id: m.reward - taken.get(m.trajectory_id, 0.0) for m in members}
+    used = judged if scores is None else scores
+    flat = baseline == "reinforce_pp" and _reason(list(judged.values())) == EQUAL_REWARDS
+    by_trajectory: dict[str, float] = {}
+    statistics = []
+    for group, ordered in groups.items():
+        names = [member.trajectory_id for member in ordered]
+        reason = _reason([judged[name] for name in names])
+        if baseline == "reinforce_pp" and reason != NON_FINITE_REWARD:
+            reason = EQUAL_REWARDS if flat else ""
+        statistics.append(_statistics(group, [member.reward for member in ordered], reason))
+        values = _advantages([used[name] for name in names], baseline) if not reason else [0.0] * len(names)
+        by_trajectory |= zip(names, values, strict=True)
+    return Advantages(by_trajectory=by_trajectory, groups=tuple(statistics))
+
+
+def _by_group(members: Sequence[Member]) -> dict[str, list[Member]]:
+    """Return the groups in natural order of their ids, and so their members: sums depend on order in the last bit, and a
+    fixed one keeps them independent of arrival."""
     groups: dict[str, list[Member]] = {}
     seen: set[str] = set()
     for member in members:
@@ -86,43 +123,45 @@ def group_advantages(members: Sequence[Member], baseline: Baseline) -> Advantage
             )
         seen.add(member.trajectory_id)
         groups.setdefault(member.group_id, []).append(member)
-    by_trajectory: dict[str, float] = {}
-    statistics = []
-    for group in sorted(groups, key=natural_key):
-        # Sums depend on order in the last bit; a fixed order keeps them independent of arrival.
-        ordered = sorted(groups[group], key=lambda member: natural_key(member.trajectory_id))
-        summary = _statistics(group, [member.reward for member in ordered])
-        statistics.append(summary)
-        for member in ordered:
-            by_trajectory[member.trajectory_id] = _advantage(member.reward, summary, baseline)
-    return Advantages(by_trajectory=by_trajectory, groups=tuple(statistics))
+    return {
+        group: sorted(groups[group], key=lambda member: natural_key(member.trajectory_id))
+        for group in sorted(groups, key=natural_key)
+    }
 
 
-def _statistics(group_id: str, rewards: Sequence[float]) -> GroupStatistics:
-    reason = ""
-    if not all(math.isfinite(reward) for reward in rewards):
-        mean = std = math.nan
-        reason = NON_FINITE_REWARD
-    else:
-        mean = math.fsum(rewards) / len(rewards)
-        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-        magnitude = max(1.0, *(abs(reward) for reward in rewards))
-        if len(rewards) == 1:
-            reason = SINGLE_MEMBER
-        elif max(rewards) - min(rewards) <= EQUAL_REWARD_TOLERANCE * magnitude:
-            reason = EQUAL_REWARDS
+def _reason(values: Sequence[float]) -> str:
+    """Return why ``values`` carry no signal between them, or nothing."""
+    if not all(math.isfinite(value) for value in values):
+        return NON_FINITE_REWARD
+    if len(values) == 1:
+        return SINGLE_MEMBER
+    if is_rounding(max(values) - min(values), max(abs(value) for value in values)):
+        return EQUAL_REWARDS
+    return ""
+
+
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and population standard deviation; NaN where a value is not finite."""
+    if not all(math.isfinite(value) for value in values):
+        return math.nan, math.nan
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _statistics(group_id: str, rewards: Sequence[float], reason: str) -> GroupStatistics:
+    mean, std = _mean_and_deviation(rewards)
     return GroupStatistics(
-        group_id=group_id,
-        size=len(rewards),
-        reward_mean=mean,
-        reward_std=std,
-        kept=not reason,
-        reason=reason,
+        group_id=group_id, size=len(rewards), reward_mean=mean, reward_std=std, kept=not reason, reason=reason
     )
 
 
-def _advantage(reward: float, group: GroupStatistics, baseline: Baseline) -> float:
-    if not group.kept:
-        return 0.0
-    centred = reward - group.reward_mean
-    return centred if baseline == "group_mean" else centred / group.reward_std
+def _advantages(values: Sequence[float], baseline: Baseline) -> list[float]:
+    """Return the advantages of one group with signal."""
+    if baseline == "reinforce_pp":
+        return list(values)
+    mean, std = _mean_and_deviation(values)
+    if baseline == "group_normalized":
+        return [(value - mean) / std for value in values]
+    if baseline == "rloo":
+        return [(value - mean) * (len(values) / (len(values) - 1)) for value in values]
+    return [value - mean for value in values]

@@ -14,7 +14,7 @@ trajectory and its forks (else the prefix they share is computed in each of thei
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -82,6 +82,16 @@ class Batch:
         return np.repeat(np.array(begins, dtype=bool), [len(m.loss_positions) for m in self.sequences])
 
     @property
+    def sequence_numbers(self) -> NDArray[np.int64]:
+        """Number of the sequence each loss token stands in, int64 ``[N]``."""
+        return np.repeat(np.arange(len(self.sequences)), [len(m.loss_positions) for m in self.sequences])
+
+    def with_advantages(self, advantages: NDArray[np.float64]) -> "Batch":
+        """Return the same batch with other advantages, float64 ``[N]``, and the hash that belongs to them."""
+        digest = _hash(self.sequences, self.behaviour_logprobs, advantages)
+        return replace(self, advantages=advantages, hash=digest)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of all sequences, given and sampled; what windows repeat counts in each."""
         return sum(len(member.sequence.tokens) for member in self.sequences)
@@ -114,11 +124,13 @@ def build_batch(
     gains: list[NDArray[np.float64]] = []
     owners: dict[str, int] = {}
     kept = [s for s in order_sequences(sequences) if s.group_id in advantages.kept and s.loss_mask.any()]
-    for (trajectory, _), pieces in groupby(kept, key=lambda s: (s.trajectory_id, s.segment)):
+    for (trajectory, segment), pieces in groupby(kept, key=lambda s: (s.trajectory_id, s.segment)):
         owner = owners.setdefault(trajectory, len(owners))
         advantage = advantages.by_trajectory[trajectory]
         same = list(pieces)
-        gains += own_advantages(same, _constant(advantage), merge)
+        gains += own_advantages(
+            same, _estimate(advantage, advantages.to_go.get((trajectory, segment))), merge
+        )
         for piece in same:
             start = members[-1].stop if members else 0
             members.append(make_member(piece, advantage=advantage, owner=owner, start=start))
@@ -145,9 +157,11 @@ def make_member(sequence: TrainingSequence, *, advantage: float, owner: int, sta
     )
 
 
-def _constant(advantage: float) -> Estimate:
-    """Return the estimate that gives every action token ``advantage``."""
-    return lambda _, places: np.full(len(places), advantage)
+def _estimate(advantage: float, to_go: NDArray[np.float64] | None) -> Estimate:
+    """Return the estimate that gives every action token ``advantage``, or that plus its own term of a whole segment."""
+    if to_go is None:
+        return lambda _, places: np.full(len(places), advantage)
+    return lambda _, places: np.full(len(places), advantage) + to_go
 
 
 def _hash(

@@ -8,7 +8,7 @@ checksums of all tensors, so a folder whose writing was cut, or that mixes two c
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,13 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Last update learned, optimiser steps taken so far, and the trajectories named by each step skipped in a row."""
+    """Last update learned, optimiser steps taken so far, the trajectories named by each step skipped in a row, and the
+    running scales as plain values."""
 
     update: int
     optimizer_steps: int
     skipped_in_a_row: tuple[tuple[str, ...], ...]
+    scales: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write(
@@ -86,6 +88,7 @@ def read(folder: Path, decoder: Decoder, optimizer: torch.optim.Optimizer) -> Co
         update=state["update"],
         optimizer_steps=state["optimizer_steps"],
         skipped_in_a_row=tuple(tuple(names) for names in state["skipped_in_a_row"]),
+        scales=state["scales"],
     )
     _put(decoder, optimizer, moments, folder, counters.optimizer_steps)
     decoder.load_state_dict(loaded.state_dict())
@@ -120,6 +123,8 @@ def _state(folder: Path) -> dict[str, Any]:
         raise ModelFilesError(
             f"{path} is missing, truncated or damaged ({error}); use another checkpoint"
         ) from None
+    if isinstance(state, dict):
+        state.setdefault("scales", {})  # a learner's state of before there were any
     if not isinstance(state, dict) or set(state) != wanted or state["format"] != FORMAT:
         raise ModelFilesError(f"{path} is not a learner's state of format {FORMAT}; use another checkpoint")
     return state

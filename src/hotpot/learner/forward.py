@@ -23,7 +23,7 @@ class TokenScores:
     """Per loss token of a micro-batch, float32 ``[k]``.
 
     ``logprobs``: log-probability at the training temperature, differentiable. ``model_logprobs``: at temperature 1,
-    detached. ``entropy``: of the whole distribution at the training temperature, detached.
+    detached. ``entropy``: of the whole distribution at the training temperature, detached unless asked for with a gradient.
     """
 
     logprobs: Tensor
@@ -62,7 +62,14 @@ class SharedPrefix(KeyValueCache):
         return self.keys[layer], self.values[layer]
 
 
-def score(decoder: Decoder, micro: MicroBatch, *, temperature: float, spread: bool = True) -> TokenScores:
+def score(
+    decoder: Decoder,
+    micro: MicroBatch,
+    *,
+    temperature: float,
+    spread: bool = True,
+    entropy_gradient: bool = False,
+) -> TokenScores:
     """Return the log-probability and (where ``spread``, else 0) the entropy of every loss token of ``micro``."""
     hidden = _hidden(decoder, micro)
     logits = decoder.logits(hidden)
@@ -75,6 +82,7 @@ def score(decoder: Decoder, micro: MicroBatch, *, temperature: float, spread: bo
             model_logprobs = logprobs.detach()
         else:
             model_logprobs = logits.log_softmax(dim=-1).gather(-1, targets)[:, 0]
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         spread_over = entropy(distribution) if spread else torch.zeros_like(model_logprobs)
     return TokenScores(logprobs=logprobs, model_logprobs=model_logprobs, entropy=spread_over)
 

@@ -27,9 +27,11 @@ from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
 from hotpot.learner import checkpoint
-from hotpot.learner.advantages import Advantages, Member, group_advantages
+from hotpot.learner.advantages import Advantages, Member
 from hotpot.learner.batches import Batch, build_batch, check_arrays, check_sequences
+from hotpot.learner.kl_reward import Divergences, divergences
 from hotpot.learner.results import LearnedSequence, NonFiniteError, OptimizerStep, UpdateResult
+from hotpot.learner.shaping import RunningScales, shaped_advantages, shaped_batch
 from hotpot.learner.steps import UpdateSteps
 from hotpot.models import Decoder, DecoderConfig, Weights
 
@@ -81,6 +83,7 @@ class Learner:
         self.update_number = 0
         self.lost_updates = 0
         self.optimizer_steps = 0
+        self.scales = RunningScales()
         self._skipped_in_a_row: list[tuple[str, ...]] = []
         self._optimizer = torch.optim.AdamW(
             decoder.parameters(),
@@ -115,8 +118,9 @@ class Learner:
         check_arrays(sequences, vocab_size=config.vocab_size)
         pieces = [piece for sequence in sequences for piece in cut_sequence(sequence, self._cutting)]
         check_sequences(pieces, max_context_tokens=config.max_context_tokens)
-        advantages = self._advantages(sequences, peers)
+        advantages, scales = self._advantages(sequences, peers)
         batch = build_batch(pieces, advantages, merge=self.settings.advantage_merge)
+        batch, scales = shaped_batch(batch, self.settings, scales)
         staleness = policy_version - batch.policy_versions
         if len(staleness) and staleness.min() < 0:
             raise LearnerError(
@@ -134,6 +138,7 @@ class Learner:
             reference=self.reference,
             seed=self.seed,
             update=update,
+            policy_version=policy_version,
         )
         steps: list[OptimizerStep] = []
         for step in run.run():
@@ -143,7 +148,7 @@ class Learner:
                 break
         result = self._result(run, batch, advantages, steps, update=update, policy_version=policy_version)
         self._check_skips(result)
-        self.update_number = update
+        self.update_number, self.scales = update, scales
         return result
 
     def learning_rate(self, update: int) -> float:
@@ -165,6 +170,7 @@ class Learner:
             update=self.update_number,
             optimizer_steps=self.optimizer_steps,
             skipped_in_a_row=tuple(self._skipped_in_a_row),
+            scales=self.scales.to_dict(),
         )
         checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files)
 
@@ -176,13 +182,21 @@ class Learner:
         counters = checkpoint.read(folder, self.decoder, self._optimizer)
         self.update_number, self.optimizer_steps = counters.update, counters.optimizer_steps
         self._skipped_in_a_row = list(counters.skipped_in_a_row)
+        self.scales = RunningScales.from_dict(counters.scales)
 
-    def _advantages(self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]) -> Advantages:
+    def _advantages(
+        self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]
+    ) -> tuple[Advantages, RunningScales]:
         members = {
             s.trajectory_id: Member(trajectory_id=s.trajectory_id, group_id=s.group_id, reward=s.reward)
             for s in sequences
         }
-        return group_advantages([*members.values(), *peers], self.settings.advantages)
+        found: Divergences = {}
+        if self.reference is not None and self.settings.kl_in == "reward":
+            found = divergences(self.reference, sequences, self.settings, self.temperature)
+        return shaped_advantages(
+            list(members.values()), peers, self.settings, divergence=found, scales=self.scales
+        )
 
     def _result(
         self,

@@ -1,11 +1,16 @@
 """The loss as pure functions: a typed input in, a typed output out, no model and no optimiser.
 
-Owns the clipped policy gradient (PPO, arXiv:1707.06347, with a bound of its own on each side as in DAPO,
-arXiv:2503.14476), the k3 estimator of a KL divergence (Schulman, "Approximating KL divergence", 2020) and the two ways
-to average over tokens. Knows nothing of layouts: every array of one input has the same shape, whatever it is.
+Owns the policy gradient and its terms. Knows nothing of layouts: every array of one input has the same shape, whatever
+it is.
 
-Aggregation is a weight per token that sums to 1 over an optimiser step, so a step cut into any number of passes gives
-the same gradient: the passes' losses are added, never averaged.
+clip        PPO, arXiv:1707.06347, equation 7, with a bound of its own on each side as in DAPO, arXiv:2503.14476
+dual clip   arXiv:1912.09729: with a negative advantage the loss of a token is bounded from above
+ratio       of a token, or of its whole sequence: GSPO, arXiv:2507.18071, equations 5 to 7
+KL          k1, k2, k3 of Schulman, "Approximating KL divergence", 2020 (see :mod:`hotpot.learner.divergence`)
+entropy     a bonus, arXiv:1602.01783, section 4
+
+Aggregation is a weight per token (:mod:`hotpot.learner.weights`), so a step cut into any number of passes gives the same
+gradient: the passes' losses are added, never averaged.
 
 Invariants: what stands under the mask changes neither loss, statistics nor gradient by a bit; with new == old the
 ratio is exactly 1.
@@ -18,17 +23,23 @@ import torch
 from torch import Tensor
 
 from hotpot.learner import masked
+from hotpot.learner.divergence import ESTIMATORS, Estimator, k3
 
-Aggregation = Literal["token_mean", "sequence_mean"]
+Ratio = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """Bounds of the ratio (1 - clip_low, 1 + clip_high) and the weight of the KL term (0 is off)."""
+    """Bounds of the ratio (1 - clip_low, 1 + clip_high) and whose it is; the bound of the dual clip (above 1; 0 is off);
+    the weights of KL term and entropy bonus (0 is off)."""
 
     clip_low: float
     clip_high: float
     kl_coefficient: float = 0.0
+    kl_estimator: Estimator = "k3"
+    ratio: Ratio = "token"
+    clip_dual: float = 0.0
+    entropy_coefficient: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +47,9 @@ class LossInput:
     """Per-token arrays, all of one shape ``[...]``; ``mask`` bool, the others float.
 
     ``new_logprobs`` is the one that carries a gradient. ``old_logprobs`` belong to the policy that sampled (recorded or
-    recomputed). ``weights`` come from :func:`token_weights`. ``reference_logprobs`` only where there is a reference.
+    recomputed). ``weights`` come from :func:`hotpot.learner.weights.token_weights`. ``reference_logprobs`` only where there
+    is a reference; ``sequences`` int64, the number of each token's sequence, only where the ratio is a sequence's;
+    ``entropy`` of the whole distribution, with a gradient, only where there is a bonus.
     """
 
     new_logprobs: Tensor
@@ -45,6 +58,8 @@ class LossInput:
     weights: Tensor
     mask: Tensor
     reference_logprobs: Tensor | None = None
+    sequences: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +92,8 @@ class LossStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossOutput:
-    """``loss`` is the scalar to differentiate: ``policy_loss + kl_loss`` (both detached scalars, coefficient applied).
+    """``loss`` is the scalar to differentiate: ``policy_loss + kl_loss + entropy_loss`` (detached scalars, coefficients
+    applied; the last is negative where there is a bonus).
 
     ``token_losses`` float ``[...]``, detached, unweighted, 0 under the mask: says which token is not finite.
     """
@@ -86,53 +102,84 @@ class LossOutput:
     policy_loss: Tensor
     kl_loss: Tensor
     token_losses: Tensor
+    entropy_loss: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     statistics: LossStatistics = field(default_factory=LossStatistics)
 
 
 def policy_loss(values: LossInput, settings: LossSettings) -> LossOutput:
-    """Return the clipped policy-gradient loss with its optional KL term.
+    """Return the clipped policy-gradient loss with its optional KL term and entropy bonus.
 
-    Per token: ``-min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) + kl_coefficient * k3``, then the weighted sum.
+    Per token: ``-min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) + kl_coefficient * kl - entropy_coefficient * H``,
+    then the weighted sum.
     """
     mask = values.mask
     new = masked.only(values.new_logprobs, mask)
     old = masked.only(values.old_logprobs, mask)
     advantages = masked.only(values.advantages, mask)
     weights = masked.only(values.weights, mask)
-    surrogate, clipped = clipped_surrogate(new - old, advantages, settings)
+    log_ratio = new - old
+    if settings.ratio == "sequence":
+        log_ratio = _per_sequence(log_ratio, values)
+    surrogate, clipped = clipped_surrogate(log_ratio, advantages, settings)
     divergence = torch.zeros_like(new)
     reference_kl = torch.zeros_like(new)
     if values.reference_logprobs is not None:
-        reference_kl = k3(masked.only(values.reference_logprobs, mask) - new)
+        apart = masked.only(values.reference_logprobs, mask) - new
+        reference_kl = k3(apart)
         if settings.kl_coefficient > 0:
-            divergence = settings.kl_coefficient * reference_kl
+            divergence = settings.kl_coefficient * ESTIMATORS[settings.kl_estimator](apart)
+    token_losses = divergence - surrogate
     policy = masked.total(-surrogate * weights, mask)
     kl_loss = masked.total(divergence * weights, mask)
-    with torch.no_grad():
-        log_ratio = (new - old).double()
-        ratio = log_ratio.exp()
-        statistics = LossStatistics(
-            num_tokens=masked.count(mask),
-            ratio=float(masked.total(ratio, mask)),
-            clipped=float(masked.total(clipped.double(), mask)),
-            approx_kl=float(masked.total(k3(log_ratio), mask)),
-            overlap=float(masked.total(ratio.clamp(max=1.0), mask)),
-            reference_kl=float(masked.total(reference_kl.double(), mask)),
-        )
+    loss = policy + kl_loss
+    entropy_loss = torch.zeros((), dtype=torch.float64)
+    if settings.entropy_coefficient > 0 and values.entropy is not None:
+        bonus = settings.entropy_coefficient * masked.only(values.entropy, mask)
+        token_losses = token_losses - bonus
+        entropy_loss = masked.total(-bonus * weights, mask)
+        loss = loss + entropy_loss
     return LossOutput(
-        loss=policy + kl_loss,
+        loss=loss,
         policy_loss=policy.detach(),
         kl_loss=kl_loss.detach(),
-        token_losses=masked.only((divergence - surrogate).detach(), mask),
-        statistics=statistics,
+        entropy_loss=entropy_loss.detach(),
+        token_losses=masked.only(token_losses.detach(), mask),
+        statistics=_statistics(log_ratio, reference_kl, clipped, mask),
     )
 
 
+@torch.no_grad()
+def _statistics(log_ratio: Tensor, reference_kl: Tensor, clipped: Tensor, mask: Tensor) -> LossStatistics:
+    log_ratio = log_ratio.double()
+    ratio = log_ratio.exp()
+    return LossStatistics(
+        num_tokens=masked.count(mask),
+        ratio=float(masked.total(ratio, mask)),
+        clipped=float(masked.total(clipped.double(), mask)),
+        approx_kl=float(masked.total(k3(log_ratio), mask)),
+        overlap=float(masked.total(ratio.clamp(max=1.0), mask)),
+        reference_kl=float(masked.total(reference_kl.double(), mask)),
+    )
+
+
+def _per_sequence(log_ratio: Tensor, values: LossInput) -> Tensor:
+    """Return, at each token, its sequence's mean log-ratio (GSPO, arXiv:2507.18071, equation 7): with its gradient.
+
+    Raises :class:`ValueError` where the input does not say which sequence a token belongs to.
+    """
+    if values.sequences is None:
+        raise ValueError(
+            "the ratio of a sequence needs LossInput.sequences; give the number of each token's sequence"
+        )
+    return masked.only(masked.group_means(log_ratio, values.mask, values.sequences), values.mask)
+
+
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """Return PPO's surrogate per token and, bool, where the clipped value is the one that counts.
+    """Return PPO's surrogate per token and, bool, where a bound is what counts (the token has no gradient then).
 
     ``log_ratio`` and ``advantages`` float ``[...]``. Where it is clipped the ratio is left out of the computation, so
-    that a ratio beyond the largest float has gradient 0 there and not 0 * infinity.
+    that a ratio beyond the largest float has gradient 0 there and not 0 * infinity. ``clip_dual`` bounds the ratio of a
+    token with a negative advantage from above, which without it pushes with any ratio.
     """
     high, low = 1.0 + settings.clip_high, 1.0 - settings.clip_low
     with torch.no_grad():
@@ -141,17 +188,12 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, settings: LossSetti
         below = (advantages < 0) & (ratio < low)
         clipped = above | below
         bound = torch.where(above, log_ratio.new_tensor(high), log_ratio.new_tensor(low))
+        if settings.clip_dual > 0:
+            dual = (advantages < 0) & (ratio > settings.clip_dual)
+            clipped = clipped | dual
+            bound = torch.where(dual, log_ratio.new_tensor(settings.clip_dual), bound)
     inside = torch.where(clipped, 0.0, log_ratio)
     return torch.where(clipped, bound, inside.exp()) * advantages, clipped
-
-
-def k3(log_ratio: Tensor) -> Tensor:
-    """Return Schulman's k3 per token: ``exp(r) - 1 - r`` for r = log p - log q and a token sampled from q.
-
-    Its mean under q is KL(q || p), unbiased; each term is >= 0. KL(old || new): r = new - old. KL(new || reference):
-    r = reference - new (with tokens of the old policy, as GRPO takes it). Exact near 0 by ``expm1``.
-    """
-    return torch.expm1(log_ratio) - log_ratio
 
 
 def entropy(log_probabilities: Tensor) -> Tensor:
@@ -160,22 +202,5 @@ def entropy(log_probabilities: Tensor) -> Tensor:
     A probability of 0 (log-probability -infinity) contributes 0.
     """
     probabilities = log_probabilities.exp()
-    return -torch.where(probabilities > 0, probabilities * log_probabilities, 0.0).sum(dim=-1)
-
-
-def token_weights(mask: Tensor, owners: Tensor, aggregation: Aggregation) -> Tensor:
-    """Return the weight of every token of one optimiser step, float64 ``[B, T]``: they sum to 1, 0 under the mask.
-
-    ``mask`` bool ``[B, T]``; ``owners`` int64 ``[B]`` numbers the trajectory each row belongs to, so that the segments of
-    one trajectory share its weight. ``token_mean``: every loss token weighs the same. ``sequence_mean``: every
-    trajectory weighs the same, and so do the tokens within it.
-    """
-    per_row = mask.sum(dim=-1)
-    if aggregation == "token_mean":
-        row_weight = torch.full(per_row.shape, 1.0 / max(masked.count(mask), 1), dtype=torch.float64)
-    else:
-        per_owner = torch.zeros(int(owners.max()) + 1 if owners.numel() else 0, dtype=torch.int64)
-        per_owner.index_add_(0, owners, per_row)
-        num_owners = max(masked.count(per_owner > 0), 1)
-        row_weight = 1.0 / (per_owner[owners].clamp(min=1).double() * num_owners)
-    return masked.only(row_weight[:, None].expand(mask.shape), mask)
+    # The factor is chosen before it is multiplied: the derivative of 0 * -infinity would be NaN.
+    return -(probabilities * torch.where(probabilities > 0, log_probabilities, 0.0)).sum(dim=-1)

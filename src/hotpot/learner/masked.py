@@ -42,6 +42,18 @@ def maximum(values: Tensor, mask: Tensor) -> Tensor:
     return only(values, mask, fill=-torch.inf).max()
 
 
+def group_means(values: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
+    """Return, at every entry, the mean of the unmasked ``values`` of its group: float ``[...]``, 0 where all are masked.
+
+    ``groups`` int64 ``[...]`` >= 0 numbers each entry's group.
+    """
+    kept, flat = only(values, mask).flatten(), groups.flatten()
+    size = int(flat.max()) + 1 if flat.numel() else 0
+    totals = torch.zeros(size, dtype=values.dtype).index_add(0, flat, kept)
+    counts = torch.zeros(size, dtype=torch.int64).index_add(0, flat, mask.flatten().long())
+    return (totals / counts.clamp(min=1))[groups]
+
+
 def _check(values: Tensor, mask: Tensor) -> None:
     if mask.dtype != torch.bool or mask.shape != values.shape:
         raise ValueError(

@@ -18,7 +18,7 @@ from hotpot.learner.losses import LossStatistics
 class OptimizerStep:
     """One optimiser step, taken or skipped.
 
-    ``loss`` = ``policy_loss`` + ``kl_loss`` in nats; ``grad_norm`` before clipping; ``entropy`` is a sum over loss
+    ``loss`` = ``policy_loss`` + ``kl_loss`` - entropy bonus, in nats; ``grad_norm`` before clipping; ``entropy`` is a sum over loss
     tokens in nats. ``trajectories`` are those in it; ``culprits`` is empty where the step was taken, else the trajectories
     with a non-finite loss, or all of the step where only the gradient was not finite.
     """

@@ -19,11 +19,12 @@ from torch import Tensor
 from hotpot.config.recipe import LearnerSection
 from hotpot.learner import masked
 from hotpot.learner.batches import Batch, BatchSequence, deal
-from hotpot.learner.forward import score
-from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss, token_weights
+from hotpot.learner.forward import TokenScores, score
+from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss
 from hotpot.learner.passes import MicroBatch, cut
-from hotpot.learner.replayed import Replayed, importance
+from hotpot.learner.replayed import Decoupled, Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
+from hotpot.learner.weights import token_weights
 from hotpot.models import Decoder
 
 PASS_TOKENS = 2048
@@ -60,18 +61,27 @@ class UpdateSteps:
         reference: Decoder | None,
         seed: int,
         update: int,
+        policy_version: int,
     ) -> None:
         self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
         self._settings, self._batch, self._temperature = settings, batch, temperature
         self._loss_settings = LossSettings(
-            clip_low=settings.clip_low, clip_high=settings.clip_high, kl_coefficient=settings.kl_coefficient
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            clip_dual=settings.clip_dual,
+            ratio=settings.ratio,
+            kl_coefficient=settings.kl_coefficient if settings.kl_in == "loss" else 0.0,
+            kl_estimator=settings.kl_estimator,
+            entropy_coefficient=settings.entropy_coefficient,
         )
+        self._sequences = batch.sequence_numbers
         self._pass_tokens = min(settings.micro_batch_tokens, max(PASS_TOKENS, _longest(batch)))
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._entropy = np.zeros(batch.num_loss_tokens)
         self._recompute = settings.old_logprobs == "recomputed"
         self.replayed = Replayed.of(batch)
+        self._decoupled = Decoupled.of(batch, settings, policy_version)
         self._reference_logprobs: NDArray[np.float64] | None = None
         self._plan = [
             [
@@ -96,7 +106,7 @@ class UpdateSteps:
     def old(self) -> NDArray[np.float64]:
         """Log-probabilities in the ratio's denominator, float64 ``[N]``."""
         recorded = self.first if self._recompute else self._batch.behaviour_logprobs
-        return self.replayed.old(recorded, self.first)
+        return self._decoupled.old(recorded, self.first)
 
     @cached_property
     def num_padding(self) -> int:
@@ -129,7 +139,8 @@ class UpdateSteps:
         weights = np.zeros(self._batch.num_loss_tokens)
         flat = np.concatenate([np.arange(member.start, member.stop) for member in members])
         given = torch.tensor([member.sequence.weight for member in members], dtype=torch.float64)
-        shares = token_weights(mask, owners, self._settings.aggregation) * given[:, None]
+        length = self._settings.aggregation_tokens
+        shares = token_weights(mask, owners, self._settings.aggregation, fixed_length=length) * given[:, None]
         weights[flat] = shares[mask].numpy()
         micros = self._passes(members)
         return Minibatch(epoch=epoch, index=index, members=members, micros=micros, weights=weights)
@@ -153,27 +164,29 @@ class UpdateSteps:
 
     def _step(self, minibatch: Minibatch, *, starting: bool) -> OptimizerStep:
         self._optimizer.zero_grad(set_to_none=True)
-        policy, divergence, spread = 0.0, 0.0, 0.0
+        policy, divergence, bonus, spread = 0.0, 0.0, 0.0, 0.0
+        explores = self._loss_settings.entropy_coefficient > 0
         statistics = LossStatistics()
         broken: set[int] = set()
         for micro in minibatch.micros:
-            scores = score(self._decoder, micro, temperature=self._temperature)
+            scores = score(self._decoder, micro, temperature=self._temperature, entropy_gradient=explores)
             if starting:
                 self.first[micro.flat] = scores.logprobs.detach().numpy()
                 self.first_model[micro.flat] = scores.model_logprobs.numpy()
-            output = policy_loss(self._loss_input(scores.logprobs, micro, minibatch), self._loss_settings)
+            output = policy_loss(self._loss_input(scores, micro, minibatch), self._loss_settings)
             broken.update(micro.flat[~torch.isfinite(output.token_losses).numpy()].tolist())
             if not broken:
                 output.loss.backward()  # type: ignore[no-untyped-call]
             policy += float(output.policy_loss)
             divergence += float(output.kl_loss)
-            spread += float(scores.entropy.double().sum())
+            bonus += float(output.entropy_loss)
+            spread += float(scores.entropy.detach().double().sum())
             statistics += output.statistics
         norm, culprits = self._finish(minibatch, broken)
         return OptimizerStep(
             epoch=minibatch.epoch,
             minibatch=minibatch.index,
-            loss=policy + divergence,
+            loss=policy + divergence + bonus,
             policy_loss=policy,
             kl_loss=divergence,
             grad_norm=norm,
@@ -183,30 +196,32 @@ class UpdateSteps:
             culprits=culprits,
         )
 
-    def _loss_input(self, new: Tensor, micro: MicroBatch, minibatch: Minibatch) -> LossInput:
+    def _loss_input(self, scores: TokenScores, micro: MicroBatch, minibatch: Minibatch) -> LossInput:
         def pick(values: NDArray[np.float64]) -> Tensor:
             return torch.from_numpy(values[micro.flat])
 
         reference = None if self._reference_logprobs is None else pick(self._reference_logprobs)
         return LossInput(
-            new_logprobs=new.double(),
+            new_logprobs=scores.logprobs.double(),
             old_logprobs=pick(self.old),
             advantages=pick(self._batch.advantages),
             weights=torch.from_numpy(self._weights(micro, minibatch)),
             mask=torch.ones(len(micro.flat), dtype=torch.bool),
             reference_logprobs=reference,
+            sequences=torch.from_numpy(self._sequences[micro.flat]),
+            entropy=scores.entropy.double(),
         )
 
     def _weights(self, micro: MicroBatch, minibatch: Minibatch) -> NDArray[np.float64]:
-        """Return the weights of the pass's loss tokens, ``[k]``, the importance of replayed ones multiplied in."""
+        """Return the weights of the pass's loss tokens, ``[k]``, the importance of decoupled ones multiplied in."""
         weights, flat = minibatch.weights[micro.flat], micro.flat
-        if not self.replayed.any:
+        if not self._decoupled.any:
             return weights
         # A sampler that filtered is compared by the raw model's log-probabilities, as in :meth:`agreement`.
         proximal = self.first_model if self._recompute else self.first
         sampled = self._batch.model_logprobs if self._recompute else self._batch.behaviour_logprobs
-        factors = importance(proximal[flat], sampled[flat], self._settings.replayed_ratio_cap)
-        return np.where(self.replayed.mask[flat], weights * factors, weights)
+        factors = importance(proximal[flat], sampled[flat], self._decoupled.caps[flat])
+        return np.where(self._decoupled.mask[flat], weights * factors, weights)
 
     def _finish(self, minibatch: Minibatch, broken: set[int]) -> tuple[float, tuple[str, ...]]:
         """Step the optimiser, or skip; return the gradient norm and who is to blame for a skip."""
