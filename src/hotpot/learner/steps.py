@@ -21,7 +21,7 @@ from hotpot.learner import masked
 from hotpot.learner.batches import Batch, BatchSequence, deal
 from hotpot.learner.forward import score
 from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss, token_weights
-from hotpot.learner.passes import MicroBatch, cut
+from hotpot.learner.passes import MicroBatch, cut, layout_hash
 from hotpot.learner.replayed import Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
 from hotpot.models import Decoder
@@ -47,6 +47,7 @@ class UpdateSteps:
 
     ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights, at the training temperature and
     at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``: which loss tokens are.
+    ``pass_tokens`` bounds a pass.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class UpdateSteps:
         self._loss_settings = LossSettings(
             clip_low=settings.clip_low, clip_high=settings.clip_high, kl_coefficient=settings.kl_coefficient
         )
-        self._pass_tokens = min(settings.micro_batch_tokens, max(PASS_TOKENS, _longest(batch)))
+        self.pass_tokens = min(settings.micro_batch_tokens, max(PASS_TOKENS, _longest(batch)))
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._entropy = np.zeros(batch.num_loss_tokens)
@@ -97,6 +98,11 @@ class UpdateSteps:
         """Log-probabilities in the ratio's denominator, float64 ``[N]``."""
         recorded = self.first if self._recompute else self._batch.behaviour_logprobs
         return self.replayed.old(recorded, self.first)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether :attr:`old` is recomputed anywhere."""
+        return self._recompute or self.replayed.any
 
     @cached_property
     def num_padding(self) -> int:
@@ -135,7 +141,7 @@ class UpdateSteps:
         return Minibatch(epoch=epoch, index=index, members=members, micros=micros, weights=weights)
 
     def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
-        return cut(members, max_tokens=self._pass_tokens, packing=self._settings.packing)
+        return cut(members, max_tokens=self.pass_tokens, packing=self._settings.packing)
 
     @torch.no_grad()
     def _first_pass(self) -> None:
@@ -180,6 +186,7 @@ class UpdateSteps:
             entropy=spread,
             statistics=statistics,
             num_trajectories=len({member.owner for member in minibatch.members}),
+            hash=layout_hash(minibatch.members, minibatch.micros),
             culprits=culprits,
         )
 
