@@ -8,8 +8,10 @@ that were not drawn included; what a time limit cut is never learned from.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from hotpot.experience import TrainingSequence, sequences
 from hotpot.experience.replay import Drawn
@@ -22,7 +24,9 @@ class UpdateBatch:
     """The batch of ``update``.
 
     ``collected`` is everything the store accepted for it, ``source`` what the consumptions call that; ``drawn`` comes
-    from replay, and ``events`` are the (kind, detail) that replay reports of the draw.
+    from replay, and ``events`` are the (kind, detail) that replay reports of the draw. ``aliases`` are earlier policy
+    versions with the very weights that learn now, and the version those have now (a resume serves them under a new one):
+    to the learner their tokens are of today's policy.
     """
 
     update: int
@@ -30,6 +34,7 @@ class UpdateBatch:
     source: str = "fresh"
     drawn: Sequence[Drawn] = ()
     events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    aliases: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -44,13 +49,23 @@ class UpdateBatch:
 
     def sequences(self) -> list[TrainingSequence]:
         """Return every segment of every trajectory to learn from; drawn ones are marked and weighed."""
-        fresh = [part for trajectory in learnable(self.collected) for part in sequences(trajectory)]
+        fresh = [
+            self._renamed(part) for trajectory in learnable(self.collected) for part in sequences(trajectory)
+        ]
         drawn = [
             replace(part, weight=drawn.weight * part.weight, replayed=True)
             for drawn in self.drawn
             for part in sequences(drawn.trajectory)
         ]
         return fresh + drawn
+
+    def _renamed(self, part: TrainingSequence) -> TrainingSequence:
+        if not self.aliases:
+            return part
+        versions = part.token_policy_version.copy()
+        for old, new in self.aliases.items():
+            versions[part.token_policy_version == old] = new
+        return replace(part, token_policy_version=versions.astype(np.int32))
 
     def peers(self) -> list[Member]:
         """Return the members of drawn trajectories' groups that are not in the batch, each once."""
