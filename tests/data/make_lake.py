@@ -13,6 +13,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from hotpot.config import StoreSection
 from hotpot.experience import ExperienceStore
 from hotpot.testing.records import make_fork, make_group, make_leases, make_row, make_trajectory
@@ -63,6 +65,11 @@ def write(folder: Path, *, kill: bool) -> None:
                 new_policy_version=update + 1,
                 num_replayed=1,
                 num_shared_tokens=7,
+                collected_trajectories=tuple(accepted),
+                drawn_weights=np.array([0.5]),
+                learner_settings="{}",
+                reference_checksum="0" * 32,
+                deterministic=True,
             ),
             [make_row(GroupRow, group_id=group[0].row.group_id, update=update, size=4)],
             [

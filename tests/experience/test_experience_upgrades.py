@@ -130,6 +130,8 @@ def test_a_stored_lake_is_read_resumed_and_read_again(stored):
     assert weights[-2:] == [0.25] * 2
     if expected["version"] == 1:
         assert set(weights[:-2]) == {1.0}
+    collected = after["updates"]["collected_trajectories"].to_pylist()
+    assert [bool(one) for one in collected] == [expected["version"] >= 3] * 3 + [True]
     assert open_run(folder).manifest.schema_version == SCHEMA_VERSION
 
 
@@ -164,7 +166,7 @@ def continue_run(folder):
         update = store.ledger.mark("update") + 1
         store.ledger.advance("update", update)
         store.record_update(
-            make_row(UpdateRow, update=update, num_replayed=3),
+            make_row(UpdateRow, update=update, num_replayed=3, collected_trajectories=("a", "b")),
             [],
             [make_row(LearnedTokensRow, update=update, begin=4, weight=0.25)],
             [

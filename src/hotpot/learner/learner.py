@@ -33,7 +33,8 @@ from hotpot.learner.kl_reward import Divergences, divergences
 from hotpot.learner.results import LearnedSequence, NonFiniteError, OptimizerStep, UpdateResult
 from hotpot.learner.shaping import RunningScales, shaped_advantages, shaped_batch
 from hotpot.learner.steps import UpdateSteps
-from hotpot.models import Decoder, DecoderConfig, Weights
+from hotpot.learner.terms import UpdateTerms, kernels, settings_text, state_text
+from hotpot.models import Decoder, DecoderConfig, Weights, checksum
 
 
 class Learner:
@@ -74,6 +75,7 @@ class Learner:
         if reference is not None:
             _check_reference(reference.config, decoder.config)
         self.decoder, self.settings, self.reference = decoder, settings, reference
+        self._reference_checksum = None if reference is None else checksum(reference.state_dict())
         self.total_updates, self.seed, self.temperature = total_updates, seed, temperature
         self._cutting = Cutting(
             segment_tokens=settings.segment_tokens,
@@ -140,13 +142,16 @@ class Learner:
             update=update,
             policy_version=policy_version,
         )
+        terms = self._terms(run, policy_version)
         steps: list[OptimizerStep] = []
         for step in run.run():
             steps.append(step)
             self._count(step)
             if len(self._skipped_in_a_row) >= self.settings.max_skipped_in_a_row:
                 break
-        result = self._result(run, batch, advantages, steps, update=update, policy_version=policy_version)
+        result = self._result(
+            run, batch, advantages, steps, terms, update=update, policy_version=policy_version
+        )
         self._check_skips(result)
         self.update_number, self.scales = update, scales
         return result
@@ -204,6 +209,7 @@ class Learner:
         batch: Batch,
         advantages: Advantages,
         steps: Sequence[OptimizerStep],
+        terms: UpdateTerms,
         *,
         update: int,
         policy_version: int,
@@ -234,7 +240,21 @@ class Learner:
             staleness_mean=float(staleness.mean()) if len(staleness) else 0.0,
             staleness_max=int(staleness.max()) if len(staleness) else 0,
             learned=_learned(batch, run),
-            num_threads=torch.get_num_threads(),
+            terms=terms,
+        )
+
+    def _terms(self, run: UpdateSteps, policy_version: int) -> UpdateTerms:
+        """Return what ``run`` is about to hang on besides its batch."""
+        return UpdateTerms(
+            settings=settings_text(self.settings),
+            state=state_text(optimizer_steps=self.optimizer_steps, skipped_in_a_row=self._skipped_in_a_row),
+            temperature=self.temperature,
+            total_updates=self.total_updates,
+            lost_updates=self.lost_updates,
+            pass_tokens=run.pass_tokens,
+            reference_checksum=self._reference_checksum,
+            proximal_policy_version=policy_version if run.recomputes else None,
+            kernels=kernels(),
         )
 
     def _count(self, step: OptimizerStep) -> None:

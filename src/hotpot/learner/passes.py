@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotpot.errors import LearnerError
+from hotpot.ids import sha256_hex
 from hotpot.learner.arrangement import Packing, arrange, padded
 from hotpot.learner.batches import BatchSequence, gather
 from hotpot.learner.families import common_prefix, families
@@ -124,3 +125,14 @@ def lay_out(
         num_padding=int(tokens.size - sum(map(sum, sizes))),
         num_shared=shared * (len(members) - 1),
     )
+
+
+def layout_hash(members: Sequence[BatchSequence], micros: Sequence[MicroBatch]) -> str:
+    """Return a hash over which pieces an optimiser step learns from, in order, and how they are laid out in passes."""
+    pieces = [f"{m.sequence.trajectory_id} {m.sequence.segment} {m.sequence.begin}" for m in members]
+    passes = [
+        f"{len(micro.prefix)} {micro.tokens.shape} {micro.prefix_columns.tolist()} {micro.rows.tolist()} "
+        f"{micro.columns.tolist()} {micro.flat.tolist()}"
+        for micro in micros
+    ]
+    return sha256_hex("\n".join([*pieces, "", *passes]))[:16]

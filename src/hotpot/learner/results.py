@@ -4,6 +4,7 @@ Owns the records and the means derived from them. Denominators: a mean "over los
 over the loss tokens of all optimiser steps taken (each epoch counts its own); steps that were skipped enter nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from hotpot.errors import LearnerError
 from hotpot.learner.advantages import GroupStatistics
 from hotpot.learner.losses import LossStatistics
+from hotpot.learner.terms import UpdateTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,8 @@ class OptimizerStep:
 
     ``loss`` = ``policy_loss`` + ``kl_loss`` - entropy bonus, in nats; ``grad_norm`` before clipping; ``entropy`` is a sum over loss
     tokens in nats. ``trajectories`` are those in it; ``culprits`` is empty where the step was taken, else the trajectories
-    with a non-finite loss, or all of the step where only the gradient was not finite.
+    with a non-finite loss, or all of the step where only the gradient was not finite. ``hash`` is over the pieces in it
+    and their layout in passes; ``value_loss`` is None without a value function.
     """
 
     epoch: int
@@ -32,6 +35,8 @@ class OptimizerStep:
     entropy: float
     statistics: LossStatistics
     num_trajectories: int
+    hash: str
+    value_loss: float | None = None
     culprits: tuple[str, ...] = ()
 
     @property
@@ -84,7 +89,8 @@ class UpdateResult:
 
     Counts: ``num_tokens`` given and sampled tokens of the batch; ``num_padding_tokens`` padding that one pass over it
     computes, ``num_shared_tokens`` those it computes once for several rows. Advantages are over the
-    batch's loss tokens, staleness over those that were not replayed.
+    batch's loss tokens, staleness over those that were not replayed. ``value_loss`` and ``explained_variance`` are None
+    without a value function.
     """
 
     update: int
@@ -106,7 +112,9 @@ class UpdateResult:
     staleness_mean: float
     staleness_max: int
     learned: tuple[LearnedSequence, ...]
-    num_threads: int
+    terms: UpdateTerms
+    value_loss: float | None = None
+    explained_variance: float | None = None
 
     @property
     def num_groups_kept(self) -> int:
@@ -129,14 +137,40 @@ class UpdateResult:
         return tuple(dict.fromkeys(name for step in self.steps for name in step.culprits))
 
     @property
+    def skipped_at(self) -> tuple[int, ...]:
+        """Which optimiser steps were skipped, counted from 0 over all that were tried."""
+        return tuple(index for index, step in enumerate(self.steps) if step.skipped)
+
+    @property
     def losses(self) -> NDArray[np.float64]:
         """Loss of each optimiser step taken, in order."""
-        return np.array([step.loss for step in self.taken], dtype=np.float64)
+        return self._each(lambda step: step.loss)
+
+    @property
+    def policy_losses(self) -> NDArray[np.float64]:
+        """Policy term of each optimiser step taken, in order."""
+        return self._each(lambda step: step.policy_loss)
+
+    @property
+    def kl_losses(self) -> NDArray[np.float64]:
+        """KL term of each optimiser step taken, in order, coefficient applied."""
+        return self._each(lambda step: step.kl_loss)
+
+    @property
+    def value_losses(self) -> NDArray[np.float64]:
+        """Value term of each optimiser step taken, in order; empty without a value function."""
+        values = [step.value_loss for step in self.taken if step.value_loss is not None]
+        return np.array(values, dtype=np.float64)
+
+    @property
+    def entropies(self) -> NDArray[np.float64]:
+        """Mean entropy over the loss tokens of each optimiser step taken, in order."""
+        return self._each(lambda step: step.entropy / max(step.statistics.num_tokens, 1))
 
     @property
     def grad_norms(self) -> NDArray[np.float64]:
         """Gradient norm before clipping of each optimiser step taken, in order."""
-        return np.array([step.grad_norm for step in self.taken], dtype=np.float64)
+        return self._each(lambda step: step.grad_norm)
 
     @property
     def loss(self) -> float:
@@ -146,12 +180,12 @@ class UpdateResult:
     @property
     def policy_loss(self) -> float:
         """Mean policy term over the optimiser steps taken."""
-        return _mean(np.array([step.policy_loss for step in self.taken]))
+        return _mean(self.policy_losses)
 
     @property
     def kl_loss(self) -> float:
         """Mean KL term over the optimiser steps taken, coefficient applied."""
-        return _mean(np.array([step.kl_loss for step in self.taken]))
+        return _mean(self.kl_losses)
 
     @property
     def grad_norm(self) -> float:
@@ -192,6 +226,9 @@ class UpdateResult:
     def entropy(self) -> float:
         """Mean entropy of the policy at the training temperature over loss tokens."""
         return self._per_token(sum(step.entropy for step in self.taken))
+
+    def _each(self, figure: Callable[[OptimizerStep], float]) -> NDArray[np.float64]:
+        return np.array([figure(step) for step in self.taken], dtype=np.float64)
 
     def _per_token(self, total: float) -> float:
         return total / max(self.statistics.num_tokens, 1)

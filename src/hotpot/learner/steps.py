@@ -21,7 +21,7 @@ from hotpot.learner import masked
 from hotpot.learner.batches import Batch, BatchSequence, deal
 from hotpot.learner.forward import TokenScores, score
 from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss
-from hotpot.learner.passes import MicroBatch, cut
+from hotpot.learner.passes import MicroBatch, cut, layout_hash
 from hotpot.learner.replayed import Decoupled, Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
 from hotpot.learner.weights import token_weights
@@ -48,6 +48,7 @@ class UpdateSteps:
 
     ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights, at the training temperature and
     at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``: which loss tokens are.
+    ``pass_tokens`` bounds a pass.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class UpdateSteps:
             entropy_coefficient=settings.entropy_coefficient,
         )
         self._sequences = batch.sequence_numbers
-        self._pass_tokens = min(settings.micro_batch_tokens, max(PASS_TOKENS, _longest(batch)))
+        self.pass_tokens = min(settings.micro_batch_tokens, max(PASS_TOKENS, _longest(batch)))
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._entropy = np.zeros(batch.num_loss_tokens)
@@ -107,6 +108,11 @@ class UpdateSteps:
         """Log-probabilities in the ratio's denominator, float64 ``[N]``."""
         recorded = self.first if self._recompute else self._batch.behaviour_logprobs
         return self._decoupled.old(recorded, self.first)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether :attr:`old` is recomputed anywhere."""
+        return self._recompute or self._decoupled.any
 
     @cached_property
     def num_padding(self) -> int:
@@ -146,7 +152,7 @@ class UpdateSteps:
         return Minibatch(epoch=epoch, index=index, members=members, micros=micros, weights=weights)
 
     def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
-        return cut(members, max_tokens=self._pass_tokens, packing=self._settings.packing)
+        return cut(members, max_tokens=self.pass_tokens, packing=self._settings.packing)
 
     @torch.no_grad()
     def _first_pass(self) -> None:
@@ -193,6 +199,7 @@ class UpdateSteps:
             entropy=spread,
             statistics=statistics,
             num_trajectories=len({member.owner for member in minibatch.members}),
+            hash=layout_hash(minibatch.members, minibatch.micros),
             culprits=culprits,
         )
 

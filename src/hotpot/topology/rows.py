@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from hotpot.ids import canonical_json
 from hotpot.learner import GroupStatistics, UpdateResult
 from hotpot.topology.batch import UpdateBatch
@@ -41,6 +43,8 @@ class UpdateFrame:
     started_us: int
     seconds: Mapping[str, float]
     seed: int
+    weights_checksum: str
+    deterministic: bool
 
 
 def update_row(frame: UpdateFrame, batch: UpdateBatch, result: UpdateResult) -> UpdateRow:
@@ -48,7 +52,7 @@ def update_row(frame: UpdateFrame, batch: UpdateBatch, result: UpdateResult) -> 
     rows = [trajectory.row for trajectory in batch.collected]
     learned = {learned.trajectory_id for learned in result.learned}
     drawn = [d.trajectory.row for d in batch.drawn if d.trajectory_id in learned]
-    groups = _collected_groups(batch, result)
+    groups, terms = _collected_groups(batch, result), result.terms
     return UpdateRow(
         run_id=frame.run_id,
         update=result.update,
@@ -65,15 +69,28 @@ def update_row(frame: UpdateFrame, batch: UpdateBatch, result: UpdateResult) -> 
         num_padding_tokens=result.num_padding_tokens,
         num_shared_tokens=result.num_shared_tokens,
         num_replayed=len(drawn),
+        collected_trajectories=tuple(row.trajectory_id for row in rows),
+        drawn_trajectories=tuple(drawn.trajectory_id for drawn in batch.drawn),
+        drawn_sources=tuple(drawn.source for drawn in batch.drawn),
+        drawn_weights=np.array([drawn.weight for drawn in batch.drawn], dtype=np.float64),
+        peer_trajectories=tuple(peer.trajectory_id for peer in batch.peers()),
         epochs=result.epochs,
         optimizer_steps=len(result.taken),
         skipped_steps=result.skipped_steps,
         skipped_trajectories=result.skipped_trajectories,
+        skipped_at=result.skipped_at,
+        step_hashes=tuple(step.hash for step in result.steps),
+        pass_tokens=terms.pass_tokens,
         learning_rate=result.learning_rate,
         loss=result.loss,
         policy_loss=result.policy_loss,
         kl_loss=result.kl_loss,
+        value_loss=result.value_loss,
         losses=result.losses,
+        policy_losses=result.policy_losses,
+        kl_losses=result.kl_losses,
+        value_losses=result.value_losses,
+        entropies=result.entropies,
         grad_norms=result.grad_norms,
         grad_norm=result.grad_norm,
         clip_fraction=result.clip_fraction,
@@ -82,7 +99,7 @@ def update_row(frame: UpdateFrame, batch: UpdateBatch, result: UpdateResult) -> 
         reference_kl=result.reference_kl,
         entropy=result.entropy,
         overlap=result.overlap,
-        explained_variance=None,
+        explained_variance=result.explained_variance,
         logprob_difference_max=result.agreement.maximum,
         logprob_difference_mean=result.agreement.mean,
         advantage_mean=result.advantage_mean,
@@ -102,8 +119,19 @@ def update_row(frame: UpdateFrame, batch: UpdateBatch, result: UpdateResult) -> 
         store_s=frame.seconds.get("store", 0.0),
         learn_s=frame.seconds.get("learn", 0.0),
         publish_s=frame.seconds.get("publish", 0.0),
+        weights_checksum=frame.weights_checksum,
+        learner_settings=terms.settings,
+        learner_state=terms.state,
+        temperature=terms.temperature,
+        total_updates=terms.total_updates,
+        lost_updates=terms.lost_updates,
+        reference_checksum=terms.reference_checksum,
+        proximal_policy_version=terms.proximal_policy_version,
         seed=frame.seed,
-        num_threads=result.num_threads,
+        num_threads=terms.kernels.num_threads,
+        deterministic=frame.deterministic,
+        cpu_capability=terms.kernels.cpu_capability,
+        torch_build=terms.kernels.torch_build,
     )
 
 

@@ -92,6 +92,7 @@ class Session:
         self.evaluations: list[EvaluationRow] = list(history.evaluations)
         self._saved_update = None if history.source is None else history.update
         self._started_us = 0
+        self._checksum = ""
         self._totals: dict[str, float] = {}
 
     # ---- the moves of one update ----
@@ -145,6 +146,7 @@ class Session:
             self.store.ledger.advance("policy_version", version)
             report = self.engine.publish(self.learner.weights(), version)
         described = rows.policy_version(version, checksum=report.checksum, update=update, origin=self.run_id)
+        self._checksum = report.checksum
         detail = {"checksum": report.checksum, "seconds": report.seconds, "policy_version": version}
         self.progress.policy_version = version
         return [rows.version_row(self.run_id, described), self.event("publish", detail)]
@@ -162,6 +164,8 @@ class Session:
             started_us=self._started_us,
             seconds={name: totals[name] - before.get(name, 0.0) for name in totals},
             seed=self.recipe.run.seed,
+            weights_checksum=self._checksum,
+            deterministic=self.recipe.run.deterministic,
         )
         row = rows.update_row(frame, batch, result)
         events = [self.event(kind, dict(detail)) for kind, detail in batch.events]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of everything in this module. It grows by one with every change of a column that has landed."""
 
 
@@ -196,15 +196,47 @@ class UpdateRow:
         "Tokens not computed again in a pass because rows of it share them as a prefix", unit="tokens"
     )
     num_replayed: int = column("Trajectories in the loss that came from hot or cold", unit="trajectories")
+    collected_trajectories: tuple[str, ...] = column(
+        "Trajectories collected for the update, in the order they were stored; those with end_reason max_seconds were not "
+        "learned from"
+    )
+    drawn_trajectories: tuple[str, ...] = column("Trajectories that replay drew beside them, in order")
+    drawn_sources: tuple[str, ...] = column("Where each drawn trajectory came from: hot or cold")
+    drawn_weights: NDArray[np.float64] = column("Weight of each drawn trajectory's tokens in the loss")
+    peer_trajectories: tuple[str, ...] = column(
+        "Members of drawn trajectories' groups that were not in the batch but counted in their baselines"
+    )
     epochs: int = column("Passes over the batch", unit="epochs")
     optimizer_steps: int = column("Optimiser steps taken", unit="steps")
     skipped_steps: int = column("Optimiser steps skipped for a non-finite loss or gradient", unit="steps")
     skipped_trajectories: tuple[str, ...] = column("Trajectories named by a skipped step")
+    skipped_at: tuple[int, ...] = column(
+        "Which optimiser steps were skipped, counted from 0 over all that were tried"
+    )
+    step_hashes: tuple[str, ...] = column(
+        "Per optimiser step tried, in order: hash over the pieces dealt to it and their layout in passes"
+    )
+    pass_tokens: int = column("Largest padded size of one forward and backward pass", unit="tokens")
     learning_rate: float = column("Learning rate of the last optimiser step")
     loss: float = column("Mean loss over the update's optimiser steps", unit="nats")
     policy_loss: float = column("Mean policy term of the loss", unit="nats")
     kl_loss: float = column("Mean KL term of the loss, coefficient applied", unit="nats")
+    value_loss: float | None = column(
+        "Mean value term of the loss, coefficient applied, if there is a value function"
+    )
     losses: NDArray[np.float64] = column("Loss of each optimiser step taken, in order", unit="nats")
+    policy_losses: NDArray[np.float64] = column(
+        "Policy term of the loss of each optimiser step taken, in order", unit="nats"
+    )
+    kl_losses: NDArray[np.float64] = column(
+        "KL term of the loss of each optimiser step taken, in order, coefficient applied", unit="nats"
+    )
+    value_losses: NDArray[np.float64] = column(
+        "Value term of the loss of each optimiser step taken, in order; empty without a value function"
+    )
+    entropies: NDArray[np.float64] = column(
+        "Mean entropy over the loss tokens of each optimiser step taken, in order", unit="nats"
+    )
     grad_norms: NDArray[np.float64] = column(
         "Gradient norm before clipping of each optimiser step taken, in order"
     )
@@ -245,8 +277,26 @@ class UpdateRow:
     store_s: float = column("Wall time of the main loop in gate, log and ledger", unit="seconds")
     learn_s: float = column("Wall time of the main loop in learning", unit="seconds")
     publish_s: float = column("Wall time of the main loop in publishing", unit="seconds")
+    weights_checksum: str = column("Checksum of the weights after it, as they were published")
+    learner_settings: str = column("The recipe's section learner as it was in force, as canonical JSON")
+    learner_state: str = column(
+        "What the learner carried into the update besides weights and moments, as canonical JSON"
+    )
+    temperature: float = column("Training temperature the log-probabilities in the ratio are at")
+    total_updates: int = column("Updates the learning rate's schedule ran over", unit="updates")
+    lost_updates: int = column(
+        "Update numbers before it that are not on the way to its weights; the schedule leaves them out",
+        unit="updates",
+    )
+    reference_checksum: str | None = column("Checksum of the reference policy's weights, if there is one")
+    proximal_policy_version: int | None = column(
+        "Policy version whose log-probabilities, recomputed, the ratio was to; null where it was to the recorded ones only"
+    )
     seed: int = column("Seed of the run")
     num_threads: int = column("Threads the learner computed with")
+    deterministic: bool = column("Whether the run was in deterministic mode")
+    cpu_capability: str = column("Vector instructions that torch computed with, as it names them")
+    torch_build: str = column("Version and commit of torch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -31,19 +31,21 @@ OLDEST_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """One value for every older row."""
+    """One value for every older row; the empty tuple for lists."""
 
-    value: int | float
+    value: int | float | str | tuple[()] | None
 
     def of(self, row: Mapping[str, Any]) -> Any:
-        """Return the value for ``row``."""
+        """Return the value for ``row``, lists as plain Python has them in Arrow's records."""
         del row
-        return self.value
+        return [] if self.value == () else self.value
 
     @property
     def sql(self) -> str:
         """The value as SQL (DuckDB)."""
-        return repr(self.value)
+        if self.value is None:
+            return "NULL"
+        return "[]" if self.value == () else repr(self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,35 @@ def _claimed_version(row: Mapping[str, Any]) -> int:
     return int(found[1]) if found else -1
 
 
+_UNRECORDED: Mapping[str, int | float | str | tuple[()] | None] = {
+    "collected_trajectories": (),
+    "drawn_trajectories": (),
+    "drawn_sources": (),
+    "drawn_weights": (),
+    "peer_trajectories": (),
+    "skipped_at": (),
+    "step_hashes": (),
+    "pass_tokens": 0,
+    "value_loss": None,
+    "policy_losses": (),
+    "kl_losses": (),
+    "value_losses": (),
+    "entropies": (),
+    "weights_checksum": "",
+    "learner_settings": "",
+    "learner_state": "",
+    "temperature": 0.0,
+    "total_updates": 0,
+    "lost_updates": 0,
+    "reference_checksum": None,
+    "proximal_policy_version": None,
+    "deterministic": False,
+    "cpu_capability": "",
+    "torch_build": "",
+}
+"""What ``updates`` lacked before version 3: that an update was recorded without it is told by ``learner_settings``."""
+
+
 NEW_COLUMNS: tuple[NewColumn, ...] = (
     NewColumn(version=2, table="consumptions", name="weight", older=Constant(value=1.0)),
     NewColumn(version=2, table="learned_tokens", name="begin", older=Constant(value=0)),
@@ -103,6 +134,10 @@ NEW_COLUMNS: tuple[NewColumn, ...] = (
             of=_claimed_version,
             sql=f"coalesce(try_cast(nullif(regexp_extract(payload, '{_CLAIM}', 1), '') AS BIGINT), -1)",
         ),
+    ),
+    *(
+        NewColumn(version=3, table="updates", name=name, older=Constant(value=value))
+        for name, value in _UNRECORDED.items()
     ),
 )
 """Every upgrade step, in the order of the versions."""
