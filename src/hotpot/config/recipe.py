@@ -225,7 +225,29 @@ class LearnerSection(Section):
     max_grad_norm: PositiveFloat = 1.0
     """Gradient norm is clipped to this."""
     max_skipped_in_a_row: PositiveInt = 5
-    """Optimiser steps skipped for non-finite values, one after the other, before the run stops."""
+    """Optimiser steps skipped, one after the other, before the run stops."""
+    max_grad_norm_ratio: NonNegativeFloat = 10.0
+    """A gradient norm above this many times the median of the last 64 counts as exploding and is recorded with its
+    evidence; 0 is off."""
+    skip_exploding: bool = False
+    """Skip an optimiser step whose gradient is exploding, as one that is not finite."""
+    evidence_files: NonNegativeInt = 64
+    """Most files of evidence about such steps that a run keeps; what comes after is recorded without one."""
+    evidence_bytes: NonNegativeInt = 64 * 1024 * 1024
+    """Most bytes that these files may take together."""
+
+    @model_validator(mode="after")
+    def _ratio_is_one(self) -> Self:
+        if 0 < self.max_grad_norm_ratio <= 1:
+            raise ValueError(
+                f"learner.max_grad_norm_ratio = {self.max_grad_norm_ratio:g} would call half of all steps exploding; use "
+                "more than 1, or 0 (off)"
+            )
+        if self.skip_exploding and not self.max_grad_norm_ratio:
+            raise ValueError(
+                "learner.skip_exploding has nothing to skip where learner.max_grad_norm_ratio = 0; set that, or leave it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _segments_fit(self) -> Self:
