@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake.exceptions import CommitFailedError
@@ -62,6 +63,15 @@ def traces(folder):
     return found
 
 
+def keep_evidence(path, trajectories):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"trajectory_id": trajectories, "tokens": [TOKENS.tolist()] * len(trajectories)})
+    if "900.0.0" not in trajectories:
+        table = table.drop_columns("tokens")
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+
+
 @pytest.fixture
 def run(tmp_path):
     """A run that holds the secret in older versions too, and a second, refused copy in quarantine."""
@@ -80,6 +90,8 @@ def run(tmp_path):
     store.close()
     (folder / "cache").mkdir()
     (folder / "cache" / "cold.arrow").write_bytes(SECRET.encode())
+    for number, names in enumerate((["900.0.0", "0.0.0"], ["0.0.0"])):
+        keep_evidence(folder / "evidence" / "update-000001" / f"step-0-{number}.arrow", names)
     return folder
 
 
@@ -94,6 +106,7 @@ def test_nothing_of_it_is_left_but_the_record_that_it_was(run):
     assert done.deletion.totals() == {"steps": 1, "trajectories": 1, "quarantine": 1}
     assert traces(run) == []
     assert not (run / "cache").exists()
+    assert [path.name for path in sorted(run.glob("evidence/*/*"))] == ["step-0-1.arrow"]
     after = contents(open_run(run))
     for name in ("steps", "trajectories", "learned_tokens"):
         assert after[name] == [row for row in before[name] if row["trajectory_id"] != "900.0.0"], name

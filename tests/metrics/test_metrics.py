@@ -18,6 +18,7 @@ from hotpot.types import (
     TABLES,
     ConsumptionRow,
     EvaluationRow,
+    EventRow,
     LearnedTokensRow,
     MetricRow,
     Purpose,
@@ -77,6 +78,7 @@ def make_rows() -> Rows:
         "updates": [_update(random, number) for number in range(1, 4)],
         "evaluations": [_evaluation(random, number) for number in range(6)],
         "quarantine": _refused(trajectories),
+        "events": [make_row(EventRow, kind=kind, update=number) for kind, number in EVENTS],
         "metrics": [_gauge(random, name, number) for number in range(4) for name in sorted(gauge_names())],
     }  # fmt: skip
 
@@ -95,6 +97,8 @@ def _refused(trajectories: list[TrajectoryRow]) -> list[QuarantineRow]:
         )  # fmt: skip
     return found
 
+
+EVENTS = (("publish", 1), ("non_finite", 1), ("exploding", 2), ("non_finite", 2), ("non_finite", 3))
 
 USES = ((1, "t1", "fresh"), (2, "t1", "hot"), (2, "t2", "fresh"), (3, "t1", "hot"), (3, "t0", "cold"))
 """(update, trajectory, source) of every use; each of two sequences."""
@@ -264,6 +268,8 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "learn/skipped_share": lambda r: of_updates(r, "skipped_steps")
     / (of_updates(r, "skipped_steps") + of_updates(r, "optimizer_steps")),
     "learn/skipped_steps": lambda r: of_updates(r, "skipped_steps"),
+    "learn/non_finite_steps": lambda r: 3,
+    "learn/exploding_steps": lambda r: 1,
     "learn/kept_group_share": lambda r: of_updates(r, "num_groups_kept") / of_updates(r, "num_groups"),
     "learn/updates_per_s": lambda r: len(r["updates"]) / wall_s(r["updates"]),
     "learn/tokens_per_s": lambda r: sum(u.num_tokens * u.epochs for u in r["updates"]) / of_updates(r, "learn_s"),

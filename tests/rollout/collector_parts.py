@@ -9,7 +9,7 @@ from rollout_parts import PROVENANCE, compact_tokenizer
 from hotpot.config import RolloutSection
 from hotpot.envs import BoundEnvironment
 from hotpot.experience.log.ledger import Lease
-from hotpot.rollout import Clock, Dialect, EpisodePlan, Rollout, TaskSampler
+from hotpot.rollout import ONLY, Clock, Dialect, EpisodePlan, Mix, Rollout, Scene, TaskSampler
 from hotpot.testing.environments import echo_environment
 from hotpot.timeline import Timeline
 from hotpot.types import (
@@ -74,13 +74,14 @@ def make_rollout(
     redact: Callable[[str], tuple[str, int]] = lambda text: (text, 0),
     **settings: Any,
 ) -> Rollout:
+    environment = environment or echo_environment()
+    scene = Scene(environment=environment, system_prompt=environment.system_prompt(), provenance=PROVENANCE)
     return Rollout(
         engine,
-        environment or echo_environment(),
+        {ONLY: scene},
         DIALECT,
         RolloutSection(**settings),
         sampling=sampling or SAMPLING,
-        provenance=PROVENANCE,
         attempts=Log() if log is None else log,
         redact=redact,
         timeline=timeline or Timeline(),
@@ -90,7 +91,7 @@ def make_rollout(
 
 
 def make_plans(num_tasks: int = 4, samples: int = 3) -> list[EpisodePlan]:
-    return TaskSampler(echo_environment(), seed=7, samples_per_task=samples).issue(num_tasks)
+    return TaskSampler(Mix.of(echo_environment()), seed=7, samples_per_task=samples).issue(num_tasks)
 
 
 def flat(batches: Iterator[list[Trajectory]]) -> list[Trajectory]:

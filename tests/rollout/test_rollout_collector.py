@@ -23,7 +23,7 @@ from hotpot.experience.gate.gate import check
 from hotpot.experience.gate.rules import Limits
 from hotpot.experience.log.ledger import Lease, Ledger
 from hotpot.experience.records.redact import Redactor
-from hotpot.rollout import TaskSampler
+from hotpot.rollout import Mix, TaskSampler
 from hotpot.testing.engine import FakeEngine
 from hotpot.testing.environments import ECHO, EchoEnvironment, echo_environment
 from hotpot.types import (
@@ -278,7 +278,7 @@ def test_sampling_parameters_cannot_be_overridden() -> None:
 @pytest.mark.parametrize("purpose", [Purpose.EVALUATION, Purpose.EVALUATION_GREEDY])
 def test_each_purpose_has_its_own_sampling(purpose: Purpose) -> None:
     engine = FakeEngine(obedient)
-    plans = TaskSampler(echo_environment(), seed=7, samples_per_task=3).holdout(4, 5)
+    plans = TaskSampler(Mix.of(echo_environment()), seed=7, samples_per_task=3).holdout(4, 5)
     trajectories = flat(make_rollout(engine).collect(plans, purpose))
     assert {r.sampling for r in engine.submitted} == {SAMPLING[purpose]}
     assert {t.row.trajectory_id for t in trajectories} == {f"v4:{i}.0.0" for i in range(5)}
@@ -289,7 +289,7 @@ def test_each_purpose_has_its_own_sampling(purpose: Purpose) -> None:
 
 
 def test_holdout_tasks_are_never_run_for_training() -> None:
-    sampler = TaskSampler(echo_environment(), seed=7, samples_per_task=1)
+    sampler = TaskSampler(Mix.of(echo_environment()), seed=7, samples_per_task=1)
     for plans, purpose in (
         (sampler.holdout(0, 1), Purpose.TRAINING),
         (sampler.issue(1), Purpose.EVALUATION),

@@ -6,7 +6,7 @@ Owns the wording only. One error gives one line; the order is pydantic's, with r
 import json
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -127,9 +127,17 @@ def _section(info: FieldInfo) -> type[BaseModel] | None:
 def _model(path: tuple[str, ...]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = Recipe
     for part in path:
+        if part.isdigit():
+            continue  # a place in a list of sections
         info = model.model_fields.get(part) if model is not None else None
-        model = _section(info) if info is not None else None
+        model = None if info is None else _section(info) or _entry(info)
     return model
+
+
+def _entry(info: FieldInfo) -> type[BaseModel] | None:
+    """Return the section that each entry of a list is, if it is one of sections."""
+    found = [inner for inner in get_args(info.annotation) if isinstance(inner, type)]
+    return next((inner for inner in found if issubclass(inner, BaseModel)), None)
 
 
 def _field(path: tuple[str, ...]) -> FieldInfo | None:

@@ -59,6 +59,67 @@ class EnvSection(Section):
     """Parameters of that environment; its own model checks them."""
 
 
+class MixEntry(Section):
+    """One environment of a mix (``[[tasks.mix]]``)."""
+
+    name: Annotated[str, Field(min_length=1, max_length=40)]
+    """Name of the environment in this recipe; it may be the same kind as another, with other parameters."""
+    kind: str
+    """Name of the environment, as registered under the entry point ``hotpot.environments``."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of that environment; its own model checks them."""
+    weight: PositiveFloat = 1.0
+    """Part of the tasks that come from it, relative to the others'."""
+
+
+class PoolWeights(Section):
+    """How many times as often a task is drawn that stands in a pool, by pool."""
+
+    unseen: NonNegativeFloat = 1.0
+    """Tasks nothing was heard of yet."""
+    unsolved: NonNegativeFloat = 0.5
+    """Tasks all of whose episodes failed."""
+    learnable: NonNegativeFloat = 2.0
+    """Tasks some of whose episodes succeeded, or whose rewards differ."""
+    solved: NonNegativeFloat = 0.25
+    """Tasks all of whose episodes succeeded."""
+
+
+class TasksSection(Section):
+    """Which tasks are trained on."""
+
+    mix: tuple[MixEntry, ...] = ()
+    """Environments to train in and to evaluate on, instead of the one of section env: a list of tables with name, kind,
+    params and weight."""
+    num_tasks: NonNegativeInt = 0
+    """Training tasks of each environment, drawn again and again; 0: every task issued is a new one."""
+    pools: bool = False
+    """Draw tasks by what is known of their difficulty; needs num_tasks."""
+    pool_weights: PoolWeights = PoolWeights()
+    """How much more often tasks of a pool are drawn."""
+    pool_decay: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """What older evidence of a task keeps of its weight with each group of it that ends; 0: only the last one counts."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        names = [entry.name for entry in self.mix]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"tasks.mix has two environments of one name ({', '.join(names)}); name them apart"
+            )
+        if self.pools and not self.num_tasks:
+            raise ValueError(
+                "tasks.pools = true has nothing to sort where every task is new; set tasks.num_tasks, or leave pools off"
+            )
+        weights = self.pool_weights
+        if not weights.unseen and not weights.learnable:
+            raise ValueError(
+                "tasks.pool_weights gives neither unseen nor learnable tasks any weight, so nothing new is ever learned; "
+                "raise one of them"
+            )
+        return self
+
+
 class PromptSection(Section):
     """What the model is told before the task."""
 
@@ -134,6 +195,12 @@ class RolloutSection(Section):
     and is not learned from. Not applied in deterministic mode."""
     max_attempts: PositiveInt = 3
     """Tries at an episode whose environment fails, each in a fresh environment; then it is dropped and counted."""
+    refill: Literal["none", "until_signal"] = "none"
+    """``until_signal``: further tasks are run for groups whose rewards are all (almost) the same, within the update,
+    until tasks_per_batch groups have signal (dynamic sampling as in DAPO, arXiv:2503.14476). The others are stored and
+    counted as always."""
+    max_refill_rounds: PositiveInt = 3
+    """Rounds of refilling in one update; then it learns from what it has."""
 
 
 class SamplingSettings(Section):
@@ -252,7 +319,29 @@ class LearnerSection(Section):
     max_grad_norm: PositiveFloat = 1.0
     """Gradient norm is clipped to this."""
     max_skipped_in_a_row: PositiveInt = 5
-    """Optimiser steps skipped for non-finite values, one after the other, before the run stops."""
+    """Optimiser steps skipped, one after the other, before the run stops."""
+    max_grad_norm_ratio: NonNegativeFloat = 10.0
+    """A gradient norm above this many times the median of the last 64 counts as exploding and is recorded with its
+    evidence; 0 is off."""
+    skip_exploding: bool = False
+    """Skip an optimiser step whose gradient is exploding, as one that is not finite."""
+    evidence_files: NonNegativeInt = 64
+    """Most files of evidence about such steps that a run keeps; what comes after is recorded without one."""
+    evidence_bytes: NonNegativeInt = 64 * 1024 * 1024
+    """Most bytes that these files may take together."""
+
+    @model_validator(mode="after")
+    def _ratio_is_one(self) -> Self:
+        if 0 < self.max_grad_norm_ratio <= 1:
+            raise ValueError(
+                f"learner.max_grad_norm_ratio = {self.max_grad_norm_ratio:g} would call half of all steps exploding; use "
+                "more than 1, or 0 (off)"
+            )
+        if self.skip_exploding and not self.max_grad_norm_ratio:
+            raise ValueError(
+                "learner.skip_exploding has nothing to skip where learner.max_grad_norm_ratio = 0; set that, or leave it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:
@@ -515,6 +604,7 @@ class Recipe(Section):
     """Name of the recipe; the default run id starts with it."""
     run: RunSection = RunSection()
     env: EnvSection = EnvSection()
+    tasks: TasksSection = TasksSection()
     prompt: PromptSection = PromptSection()
     model: ModelSection = ModelSection()
     warmstart: WarmstartSection = WarmstartSection()
@@ -529,6 +619,26 @@ class Recipe(Section):
     replay: ReplaySection = ReplaySection()
     checkpoint: CheckpointSection = CheckpointSection()
     debug: DebugSection = DebugSection()
+
+    @property
+    def environments(self) -> tuple[MixEntry, ...]:
+        """The environments of the run: those of the mix, or the one of section env under the name ``env``."""
+        only = MixEntry.model_construct(name="env", kind=self.env.kind, params=self.env.params, weight=1.0)
+        return self.tasks.mix or (only,)
+
+    @model_validator(mode="after")
+    def _tasks_fit(self) -> Self:
+        if self.tasks.mix and self.env != EnvSection():
+            raise ValueError(
+                f"env.kind = {self.env.kind!r} and tasks.mix both say what to train in; make the former an entry of the "
+                "latter, or leave it out"
+            )
+        if self.rollout.refill != "none" and self.debug.mode != "train":
+            raise ValueError(
+                f"rollout.refill = {self.rollout.refill!r} belongs to debug.mode = 'train': nothing is learned beside the "
+                "collecting here; set it to 'none'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:

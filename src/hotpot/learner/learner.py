@@ -18,7 +18,7 @@ non-finite loss or gradient never reaches the weights; the weights change inside
 :meth:`Learner.load` only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from hotpot.learner import checkpoint
 from hotpot.learner.advantages import Advantages, Member
 from hotpot.learner.batches import Batch, build_batch, check_arrays, check_sequences
 from hotpot.learner.kl_reward import Divergences, divergences
+from hotpot.learner.norm_watch import NormWatch
 from hotpot.learner.results import LearnedSequence, NonFiniteError, OptimizerStep, UpdateResult
 from hotpot.learner.shaping import RunningScales, shaped_advantages, shaped_batch
 from hotpot.learner.steps import UpdateSteps
@@ -87,6 +88,7 @@ class Learner:
         self.optimizer_steps = 0
         self.scales = RunningScales()
         self._skipped_in_a_row: list[tuple[str, ...]] = []
+        self._watch = NormWatch(settings.max_grad_norm_ratio)
         self._optimizer = torch.optim.AdamW(
             decoder.parameters(),
             lr=settings.learning_rate,
@@ -141,6 +143,7 @@ class Learner:
             seed=self.seed,
             update=update,
             policy_version=policy_version,
+            watch=self._watch,
         )
         terms = self._terms(run, policy_version)
         steps: list[OptimizerStep] = []
@@ -188,6 +191,11 @@ class Learner:
         self.update_number, self.optimizer_steps = counters.update, counters.optimizer_steps
         self._skipped_in_a_row = list(counters.skipped_in_a_row)
         self.scales = RunningScales.from_dict(counters.scales)
+
+    def recall_norms(self, norms: Iterable[float]) -> None:
+        """Take up the gradient norms of the steps taken on the way to these weights, oldest first: what the next ones
+        are measured against (``learner.max_grad_norm_ratio``)."""
+        self._watch.recall(norms)
 
     def _advantages(
         self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]
@@ -272,8 +280,10 @@ class Learner:
             names = dict.fromkeys(name for names in skipped for name in names)
             raise NonFiniteError(
                 f"update {result.update}: {len(skipped)} optimiser steps in a row had a non-finite loss or "
-                f"gradient (learner.max_skipped_in_a_row = {limit}); trajectories involved: {', '.join(names)}. "
-                "Look at them with `hotpot show`, then lower learner.learning_rate or go back to a checkpoint",
+                f"gradient{' or an exploding one' if self.settings.skip_exploding else ''} "
+                f"(learner.max_skipped_in_a_row = {limit}); trajectories involved: {', '.join(names)}. "
+                "Look at the files in the run's folder `evidence` and at the trajectories with `hotpot show`, then lower "
+                "learner.learning_rate or go back to a checkpoint",
                 result,
             )
 

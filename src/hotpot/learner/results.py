@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hotpot.errors import LearnerError
 from hotpot.learner.advantages import GroupStatistics
+from hotpot.learner.findings import Finding
 from hotpot.learner.losses import LossStatistics
 from hotpot.learner.terms import UpdateTerms
 
@@ -21,9 +22,8 @@ class OptimizerStep:
     """One optimiser step, taken or skipped.
 
     ``loss`` = ``policy_loss`` + ``kl_loss`` - entropy bonus, in nats; ``grad_norm`` before clipping; ``entropy`` is a sum over loss
-    tokens in nats. ``trajectories`` are those in it; ``culprits`` is empty where the step was taken, else the trajectories
-    with a non-finite loss, or all of the step where only the gradient was not finite. ``hash`` is over the pieces in it
-    and their layout in passes; ``value_loss`` is None without a value function.
+    tokens in nats. ``hash`` is over the pieces in it and their layout in passes; ``value_loss`` is None without a value
+    function. ``finding`` says what was wrong with it, also where it was taken all the same.
     """
 
     epoch: int
@@ -37,12 +37,17 @@ class OptimizerStep:
     num_trajectories: int
     hash: str
     value_loss: float | None = None
-    culprits: tuple[str, ...] = ()
+    finding: Finding | None = None
 
     @property
     def skipped(self) -> bool:
-        """Whether a non-finite value kept the optimiser from stepping."""
-        return bool(self.culprits)
+        """Whether what was found kept the optimiser from stepping."""
+        return self.finding is not None and self.finding.skipped
+
+    @property
+    def culprits(self) -> tuple[str, ...]:
+        """The trajectories to blame where the step was skipped, else none."""
+        return self.finding.trajectories if self.finding is not None and self.finding.skipped else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,7 +133,7 @@ class UpdateResult:
 
     @property
     def skipped_steps(self) -> int:
-        """Optimiser steps skipped for a non-finite loss or gradient."""
+        """Optimiser steps skipped for a non-finite loss or gradient, or an exploding one."""
         return len(self.steps) - len(self.taken)
 
     @property
@@ -235,7 +240,7 @@ class UpdateResult:
 
 
 class NonFiniteError(LearnerError):
-    """Too many optimiser steps in a row had a non-finite loss or gradient.
+    """Too many optimiser steps in a row were skipped: a non-finite loss or gradient, or an exploding one.
 
     ``result`` is the update as far as it came: its last step is the skipped one that was one too many.
     """

@@ -19,8 +19,11 @@ from torch import Tensor
 from hotpot.config.recipe import LearnerSection
 from hotpot.learner import masked
 from hotpot.learner.batches import Batch, BatchSequence, deal
+from hotpot.learner.culprits import Suspects, TokenValues, find
+from hotpot.learner.findings import Finding
 from hotpot.learner.forward import TokenScores, score
-from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss
+from hotpot.learner.losses import LossInput, LossOutput, LossSettings, LossStatistics, policy_loss
+from hotpot.learner.norm_watch import NormWatch
 from hotpot.learner.passes import MicroBatch, cut, layout_hash
 from hotpot.learner.replayed import Decoupled, Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
@@ -63,7 +66,9 @@ class UpdateSteps:
         seed: int,
         update: int,
         policy_version: int,
+        watch: NormWatch,
     ) -> None:
+        self._watch = watch
         self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
         self._settings, self._batch, self._temperature = settings, batch, temperature
         self._loss_settings = LossSettings(
@@ -171,24 +176,20 @@ class UpdateSteps:
     def _step(self, minibatch: Minibatch, *, starting: bool) -> OptimizerStep:
         self._optimizer.zero_grad(set_to_none=True)
         policy, divergence, bonus, spread = 0.0, 0.0, 0.0, 0.0
-        explores = self._loss_settings.entropy_coefficient > 0
         statistics = LossStatistics()
-        broken: set[int] = set()
+        new, losses = np.zeros_like(self.first), np.zeros_like(self.first)
         for micro in minibatch.micros:
-            scores = score(self._decoder, micro, temperature=self._temperature, entropy_gradient=explores)
-            if starting:
-                self.first[micro.flat] = scores.logprobs.detach().numpy()
-                self.first_model[micro.flat] = scores.model_logprobs.numpy()
-            output = policy_loss(self._loss_input(scores, micro, minibatch), self._loss_settings)
-            broken.update(micro.flat[~torch.isfinite(output.token_losses).numpy()].tolist())
-            if not broken:
+            scores, output = self._forward(micro, minibatch, starting=starting)
+            new[micro.flat] = scores.logprobs.detach().numpy()
+            losses[micro.flat] = output.token_losses.numpy()
+            if np.isfinite(losses).all():
                 output.loss.backward()  # type: ignore[no-untyped-call]
             policy += float(output.policy_loss)
             divergence += float(output.kl_loss)
             bonus += float(output.entropy_loss)
             spread += float(scores.entropy.detach().double().sum())
             statistics += output.statistics
-        norm, culprits = self._finish(minibatch, broken)
+        norm, finding = self._finish(minibatch, new, losses)
         return OptimizerStep(
             epoch=minibatch.epoch,
             minibatch=minibatch.index,
@@ -200,8 +201,19 @@ class UpdateSteps:
             statistics=statistics,
             num_trajectories=len({member.owner for member in minibatch.members}),
             hash=layout_hash(minibatch.members, minibatch.micros),
-            culprits=culprits,
+            finding=finding,
         )
+
+    def _forward(
+        self, micro: MicroBatch, minibatch: Minibatch, *, starting: bool = False
+    ) -> tuple[TokenScores, LossOutput]:
+        """Return what one pass of the step comes to; ``starting``: its weights are those the update starts from."""
+        explores = self._loss_settings.entropy_coefficient > 0
+        scores = score(self._decoder, micro, temperature=self._temperature, entropy_gradient=explores)
+        if starting:
+            self.first[micro.flat] = scores.logprobs.detach().numpy()
+            self.first_model[micro.flat] = scores.model_logprobs.numpy()
+        return scores, policy_loss(self._loss_input(scores, micro, minibatch), self._loss_settings)
 
     def _loss_input(self, scores: TokenScores, micro: MicroBatch, minibatch: Minibatch) -> LossInput:
         def pick(values: NDArray[np.float64]) -> Tensor:
@@ -230,22 +242,64 @@ class UpdateSteps:
         factors = importance(proximal[flat], sampled[flat], self._decoupled.caps[flat])
         return np.where(self._decoupled.mask[flat], weights * factors, weights)
 
-    def _finish(self, minibatch: Minibatch, broken: set[int]) -> tuple[float, tuple[str, ...]]:
-        """Step the optimiser, or skip; return the gradient norm and who is to blame for a skip."""
-        names = {member.owner: member.sequence.trajectory_id for member in minibatch.members}
-        norm = math.nan
-        if broken:
-            guilty = {m.owner for m in minibatch.members if not broken.isdisjoint(range(m.start, m.stop))}
-        else:
+    def _finish(
+        self, minibatch: Minibatch, new: NDArray[np.float64], losses: NDArray[np.float64]
+    ) -> tuple[float, Finding | None]:
+        """Step the optimiser, or skip; return the gradient norm before clipping and what was found wrong, if anything.
+
+        ``new``, ``losses`` float64 ``[N]``: log-probability and unweighted loss of the step's tokens, 0 elsewhere.
+        """
+        broken, norm = np.flatnonzero(~np.isfinite(losses)), math.nan
+        if not len(broken):
             norm = float(
                 torch.nn.utils.clip_grad_norm_(self._decoder.parameters(), self._settings.max_grad_norm)
             )
-            guilty = set() if math.isfinite(norm) else set(names)
-        if guilty:
+        finding = None
+        if not math.isfinite(norm) or self._watch.exploding(norm):
+            values = TokenValues(
+                old=self.old,
+                new=new,
+                advantages=self._batch.advantages,
+                losses=losses,
+                reference=self._reference_logprobs,
+            )
+            suspects = Suspects(
+                members=minibatch.members,
+                passes=[_members(micro, minibatch.members) for micro in minibatch.micros],
+                norm_of=lambda part: self._gradient_norm(part, minibatch),
+            )
+            finding = find(
+                suspects,
+                values,
+                broken.tolist(),
+                norm,
+                watch=self._watch,
+                skip_exploding=self._settings.skip_exploding,
+            )
+        if finding is not None and finding.skipped:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             self._optimizer.step()
-        return norm, tuple(names[owner] for owner in sorted(guilty))
+            self._watch.observe(norm)
+        return norm, finding
+
+    def _gradient_norm(self, part: Sequence[BatchSequence], minibatch: Minibatch) -> float:
+        """Return the norm of what ``part`` of the step adds to its gradient, before clipping; leaves ``.grad`` alone."""
+        parameters = list(self._decoder.parameters())
+        total = [torch.zeros_like(parameter) for parameter in parameters]
+        for micro in self._passes(part):
+            _, output = self._forward(micro, minibatch)
+            gradients = torch.autograd.grad(output.loss, parameters, allow_unused=True)
+            for whole, gradient in zip(total, gradients, strict=True):
+                if gradient is not None:
+                    whole += gradient
+        return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in total])))
+
+
+def _members(micro: MicroBatch, members: Sequence[BatchSequence]) -> list[BatchSequence]:
+    """Return the sequences that stand in one pass, in the batch's order."""
+    inside = set(micro.flat.tolist())
+    return [member for member in members if member.start in inside]
 
 
 def _longest(batch: Batch) -> int:

@@ -27,6 +27,21 @@ def _per_optimizer_step(name: str, column: str, unit: str, meaning: str, healthy
     )  # fmt: skip
 
 
+_FOUND_WRONG = """(
+  SELECT e.kind, e."update", e.policy_version, u.env_version, u.reward_version, u.prompt_version
+  FROM events e LEFT JOIN updates u ON u."update" = e."update"
+  WHERE e.kind IN ('non_finite', 'exploding'))"""
+"""One row per optimiser step that was found wrong, with the versions in the update's batch."""
+
+
+def _found_wrong(name: str, kind: str, meaning: str, healthy: str, remedy: str) -> Metric:
+    return define(
+        f"learn/{name}", "events", "steps", meaning, "count(*)", "1", mask=f"kind = '{kind}'",
+        source=_FOUND_WRONG, cuts=("update", "policy_version", "env_version", "reward_version", "prompt_version"),
+        healthy=healthy, remedy=remedy,
+    )  # fmt: skip
+
+
 _LOSS = (
     _per_optimizer_step(
         "learn/loss", "loss", "nats", "Mean loss over optimiser steps, all terms.",
@@ -136,17 +151,29 @@ _TRUST = (
     ),
     define(
         "learn/skipped_share", "updates", "share",
-        "Share of optimiser steps skipped for a non-finite loss or gradient.",
+        "Share of optimiser steps skipped for a non-finite loss or gradient, or an exploding one.",
         "sum(skipped_steps)", "sum(skipped_steps + optimizer_steps)",
         healthy="0",
         remedy="updates.skipped_trajectories names the trajectories; look at their log-probabilities with `hotpot show`.",
     ),
     define(
         "learn/skipped_steps", "updates", "steps",
-        "Optimiser steps skipped for a non-finite loss or gradient.",
+        "Optimiser steps skipped for a non-finite loss or gradient, or an exploding one.",
         "sum(skipped_steps)", "1",
         healthy="0",
         remedy="As for learn/skipped_share.",
+    ),
+    _found_wrong(
+        "non_finite_steps", "non_finite",
+        "Optimiser steps with a non-finite loss or gradient; each has an event that names tokens or trajectories.",
+        "0",
+        "Read the event's detail and its file of evidence: select detail from events where kind = 'non_finite'.",
+    ),
+    _found_wrong(
+        "exploding_steps", "exploding",
+        "Optimiser steps whose gradient norm was above learner.max_grad_norm_ratio times its running median.",
+        "0, or rare",
+        "Read the event's detail: it names the trajectories with the largest gradients. Lower learner.learning_rate, or set learner.skip_exploding.",
     ),
     define(
         "learn/kept_group_share", "updates", "share",

@@ -3,37 +3,50 @@
 ``template`` a chat template as a pure function of a conversation's shape · ``layout`` rendered text as tokens and
 stages · ``arguments``, ``syntax`` how a model writes calls · ``dialect`` messages to tokens and back · ``boundary`` what
 crosses it to an environment's code · ``recorder`` rows of steps · ``context`` the tokens on record · ``loop`` one
-episode · ``tasks`` which tasks are run · ``seeds`` with which chances · ``attempts`` tries, for the ledger ·
+episode · ``tasks`` which tasks are run, with ``mix`` of which environment, ``pools`` of which difficulty, ``draws`` by
+which chance · ``seeds`` with which chances · ``attempts`` tries, for the ledger ·
 ``collector`` many episodes over an engine
 """
 
 from hotpot.rollout.attempts import AttemptLog, RolloutCounts
 from hotpot.rollout.clock import Clock
-from hotpot.rollout.collector import Rollout
+from hotpot.rollout.collector import Rollout, Scene
 from hotpot.rollout.dialect import Conversation, Dialect
 from hotpot.rollout.dialect_check import check_dialect
 from hotpot.rollout.loop import Episode, EpisodeRules
+from hotpot.rollout.mix import ONLY, Mix, MixedEnvironment
+from hotpot.rollout.pools import GroupOutcome, Pool, Pools, Verdict, verdict_of
 from hotpot.rollout.prompt import Output, Prompt, Rewrite
 from hotpot.rollout.recorder import Provenance
 from hotpot.rollout.seeds import environment_seed, sampling_seed
-from hotpot.rollout.tasks import EpisodePlan, TaskSampler
+from hotpot.rollout.tasks import Choice, EpisodePlan, TaskSampler
 
 __all__ = [
+    "ONLY",
     "AttemptLog",
+    "Choice",
     "Clock",
     "Conversation",
     "Dialect",
     "Episode",
     "EpisodePlan",
     "EpisodeRules",
+    "GroupOutcome",
+    "Mix",
+    "MixedEnvironment",
     "Output",
+    "Pool",
+    "Pools",
     "Prompt",
     "Provenance",
     "Rewrite",
     "Rollout",
     "RolloutCounts",
+    "Scene",
     "TaskSampler",
+    "Verdict",
     "check_dialect",
     "environment_seed",
     "sampling_seed",
+    "verdict_of",
 ]

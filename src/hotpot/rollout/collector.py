@@ -32,6 +32,15 @@ from hotpot.types import Generation, Purpose, SamplingParams, Split, Trajectory
 Redact = Callable[[str], tuple[str, int]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Where the episodes of one environment play: what the agent is told first, and the versions on their records."""
+
+    environment: BoundEnvironment
+    system_prompt: str
+    provenance: Provenance
+
+
 @dataclass(slots=True, eq=False)
 class _Flight:
     """An episode whose request is out, and how long the engine had worked when it went."""
@@ -47,7 +56,8 @@ class _Work:
     ``running`` is the episode being worked on, so that it is not forgotten where something raises.
     """
 
-    rules: EpisodeRules
+    purpose: Purpose
+    rules: Mapping[str, EpisodeRules]
     waiting: deque[Try]
     leased: deque[Try] = field(default_factory=deque)
     flights: dict[str, _Flight] = field(default_factory=dict)
@@ -64,8 +74,8 @@ class Rollout:
 
     Parameters
     ----------
+    scenes: the environments of the run, by the name that plans give them.
     sampling: frozen parameters of each purpose; neither plans nor environments can change them.
-    system_prompt: told before the opening messages; by default the environment's own.
     redact: maps text of an environment (messages, reasons of failures) to text without secrets and their number.
     deterministic: no decision hangs on the clock (``max_seconds`` is not applied).
     deadline_s: how long the engine may work while one request is out; then it counts as broken.
@@ -74,31 +84,27 @@ class Rollout:
     def __init__(
         self,
         engine: Engine,
-        environment: BoundEnvironment,
+        scenes: Mapping[str, Scene],
         dialect: Dialect,
         settings: RolloutSection,
         *,
         sampling: Mapping[Purpose, SamplingParams],
-        provenance: Provenance,
         attempts: AttemptLog,
         redact: Redact,
         timeline: Timeline,
-        system_prompt: str | None = None,
         deterministic: bool = False,
         clock: Clock | None = None,
         deadline_s: float = 600.0,
     ) -> None:
         self.counts = RolloutCounts()
         self._engine = engine
-        self._environment = environment
+        self._scenes = dict(scenes)
         self._dialect = dialect
         self._settings = settings
         self._sampling = dict(sampling)
-        self._provenance = provenance
         self._attempts = attempts
         self._redact = redact
         self._timeline = timeline
-        self._system_prompt = environment.system_prompt() if system_prompt is None else system_prompt
         self._deterministic = deterministic
         self._clock = clock or Clock()
         self._deadline_s = deadline_s
@@ -118,7 +124,11 @@ class Rollout:
         Raises :class:`EngineError` where the engine does not answer, or answers what was not asked.
         """
         _check_purpose(plans, purpose)
-        work = _Work(rules=self._rules(purpose), waiting=deque(Try(plan=plan, attempt=0) for plan in plans))
+        work = _Work(
+            purpose=purpose,
+            rules={name: self._rules(purpose, scene) for name, scene in self._scenes.items()},
+            waiting=deque(Try(plan=plan, attempt=0) for plan in plans),
+        )
         try:
             while work.unfinished:
                 self._launch(work)
@@ -137,7 +147,7 @@ class Rollout:
         finally:
             self._abandon(work)
 
-    def _rules(self, purpose: Purpose) -> EpisodeRules:
+    def _rules(self, purpose: Purpose, scene: Scene) -> EpisodeRules:
         limit = self._engine.info().max_context_tokens
         return EpisodeRules(
             purpose=purpose,
@@ -145,7 +155,7 @@ class Rollout:
             limits=self._settings,
             max_context_tokens=min(self._settings.max_context_tokens, limit),
             deterministic=self._deterministic,
-            system_prompt=self._system_prompt,
+            system_prompt=scene.system_prompt,
             redact=self._redact,
             timeline=self._timeline,
         )
@@ -159,20 +169,22 @@ class Rollout:
                     return
                 block = [work.waiting.popleft() for _ in range(min(capacity, len(work.waiting)))]
                 with self._timeline.span("store"):
-                    self._attempts.lease([one.lease(work.rules.purpose) for one in block])
+                    self._attempts.lease([one.lease(work.purpose) for one in block])
                 work.leased.extend(block)
             with self._timeline.span("environment", whole=True):
                 while work.leased and len(work.flights) < capacity:
                     self._start(work.leased.popleft(), work)
 
     def _start(self, one: Try, work: _Work) -> None:
+        name = one.plan.environment
+        scene = self._scenes[name]
         episode = Episode(
             one.plan,
             attempt=one.attempt,
-            make_environment=self._environment.make,
+            make_environment=scene.environment.make,
             dialect=self._dialect,
-            rules=work.rules,
-            provenance=self._provenance,
+            rules=work.rules[name],
+            provenance=scene.provenance,
             clock=self._clock,
         )
         self.counts.started += 1

@@ -29,6 +29,7 @@ from hotpot.timeline import Timeline
 from hotpot.topology import rows
 from hotpot.topology.batch import UpdateBatch, learnable
 from hotpot.topology.checkpoints import write_checkpoint
+from hotpot.topology.evidence import Evidence
 from hotpot.topology.history import History
 from hotpot.topology.intake import Intake
 from hotpot.topology.stopping import StopSignal
@@ -88,6 +89,9 @@ class Session:
         self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
         self.threads, self.progress = threads, progress
         self.history = history
+        self.evidence = Evidence(
+            folder, max_files=recipe.learner.evidence_files, max_bytes=recipe.learner.evidence_bytes
+        )
         self.updates: list[UpdateRow] = list(history.updates)
         self.evaluations: list[EvaluationRow] = list(history.evaluations)
         self._saved_update = None if history.source is None else history.update
@@ -135,8 +139,7 @@ class Session:
                     peers=batch.peers(),
                 )
             except NonFiniteError as error:
-                culprits = list(error.result.skipped_trajectories)
-                self.store.record([self.event("non_finite", {"update": update, "trajectories": culprits})])
+                self.store.record(self._found_wrong(error.result))
                 raise
 
     def publish(self, update: int) -> list[Any]:
@@ -169,6 +172,7 @@ class Session:
         )
         row = rows.update_row(frame, batch, result)
         events = [self.event(kind, dict(detail)) for kind, detail in batch.events]
+        events += self._found_wrong(result)
         with self.timeline.span("store", whole=True):
             self.store.record_update(
                 row,
@@ -183,6 +187,16 @@ class Session:
         self.progress.update, self.progress.done = result.update, self.progress.done + 1
         self.updates.append(row)
         self.view.update(row)
+
+    def _found_wrong(self, result: UpdateResult) -> list[Any]:
+        """Keep the evidence of the steps that were found wrong, and return the events that say so."""
+        found = self.evidence.keep(result.update, result.steps)
+        return [
+            rows.event_row(
+                self.run_id, kind, detail, update=result.update, policy_version=result.policy_version
+            )
+            for kind, detail in found
+        ]
 
     # ---- beside the updates ----
 

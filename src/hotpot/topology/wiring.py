@@ -167,6 +167,7 @@ def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
     )
     if history.source is not None:
         learner.load(history.source)
+    learner.recall_norms(float(norm) for row in history.updates for norm in row.grad_norms)
     return learner
 
 

@@ -9,7 +9,7 @@ Owns the order of steps; each may be repeated, so a killed deletion is completed
    from the last one also the refusals it came back from, under whatever name.
 4. Every other file of the run that held it goes (older versions, orphans of a crash), and what Delta's log keeps of
    their values (statistics) is blanked.
-5. Caches in the run folder go.
+5. Caches in the run folder go, and the files of evidence about skipped optimiser steps that hold it.
 
 What stays: its attempt and its consumptions, which carry ids and numbers only. Time travel: versions of the four tables
 that held it can't be read through Delta any more; :meth:`hotpot.experience.RunReader.as_of` goes on, without it.
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
 
@@ -48,6 +49,7 @@ HELD_BY = {
 """The tables that hold a trajectory's content, and the column that names it there."""
 
 CACHE_FOLDER = "cache"
+EVIDENCE_FOLDER = "evidence"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ def delete(reader: RunReader, trajectory_id: str, *, reason: str, settings: Stor
             removed = scrub(reader.lake, name, sought)
             files, num_bytes = files + len(removed), num_bytes + sum(removed.values())
         _drop_caches(run_folder)
+        _drop_evidence(run_folder, trajectory_id)
     return Deleted(deletion=deletion, removed_files=files, removed_bytes=num_bytes, accepted_as=others)
 
 
@@ -171,3 +174,11 @@ def _drop_caches(run_folder: Path) -> None:
         if folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder)
             reach("delete_cache")
+
+
+def _drop_evidence(run_folder: Path, trajectory_id: str) -> None:
+    for path in sorted((run_folder / EVIDENCE_FOLDER).glob("*/*.arrow")):
+        with pa.ipc.open_file(path) as file:
+            held = file.read_all().column("trajectory_id").to_pylist()
+        if trajectory_id in held:
+            path.unlink()
