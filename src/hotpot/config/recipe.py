@@ -178,8 +178,28 @@ class EngineSection(Section):
 class LearnerSection(Section):
     """Advantages, loss and optimiser."""
 
-    advantages: Literal["group_mean", "group_normalized"] = "group_mean"
-    """Reward minus the group's mean (Dr. GRPO, arXiv:2503.20783), or also divided by its deviation (GRPO, arXiv:2402.03300)."""
+    advantages: Literal["group_mean", "group_normalized", "gae"] = "group_mean"
+    """Reward minus the group's mean (Dr. GRPO, arXiv:2503.20783), or also divided by its deviation (GRPO, arXiv:2402.03300);
+    or generalised advantage estimation with a critic (arXiv:1506.02438), which compares with no group."""
+    critic: Literal["none", "head", "separate"] = "none"
+    """What says how much a state is worth: nothing, a value head on the policy's decoder, or a decoder of its own that
+    starts as the starting model. Needed by ``gae``, and by nothing else."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """How far ``gae`` looks before it trusts the critic: 1 to the end of the trajectory, 0 one decision."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What a reward one decision later is worth, under ``gae``."""
+    gae_level: Literal["token", "step"] = "token"
+    """What a decision is under ``gae``: each sampled token, or each step (one model call)."""
+    value_coefficient: PositiveFloat = 0.5
+    """Weight of the critic's loss beside the policy's."""
+    value_clip: NonNegativeFloat = 0.2
+    """The critic's loss does not fall further where a value has moved by more than this in one update; 0 is off."""
+    critic_learning_rate: PositiveFloat | None = None
+    """Learning rate of the critic's own weights, falling as the policy's does; unset is learning_rate."""
+    advantage_normalization: Literal["none", "minibatch", "batch"] = "none"
+    """Advantages as they are, or to mean 0 and deviation 1 over the loss tokens of an optimiser step or of the batch."""
+    advantage_floor: PositiveFloat = 1e-8
+    """Normalisation divides by no deviation smaller than this."""
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """Mean over all loss tokens of the optimiser step, or mean over trajectories of the mean over their tokens."""
     clip_low: PositiveFloat = 0.2
@@ -226,6 +246,16 @@ class LearnerSection(Section):
     """Gradient norm is clipped to this."""
     max_skipped_in_a_row: PositiveInt = 5
     """Optimiser steps skipped for non-finite values, one after the other, before the run stops."""
+
+    @model_validator(mode="after")
+    def _critic_has_a_use(self) -> Self:
+        if (self.critic != "none") != (self.advantages == "gae"):
+            raise ValueError(
+                f"learner.critic = {self.critic!r} with learner.advantages = {self.advantages!r}: values are what 'gae' is "
+                "made of, and nothing else reads them; set learner.advantages = 'gae' and learner.critic = 'head' or "
+                "'separate', or neither"
+            )
+        return self
 
     @model_validator(mode="after")
     def _segments_fit(self) -> Self:
@@ -461,7 +491,7 @@ class Recipe(Section):
                 f"{self.rollout.tasks_per_batch * self.rollout.samples_per_task} episodes of an update "
                 "(rollout.tasks_per_batch x rollout.samples_per_task); lower it"
             )
-        if self.rollout.samples_per_task < 2 and self.debug.mode == "train":
+        if self.rollout.samples_per_task < 2 and self.learner.critic == "none" and self.debug.mode == "train":
             raise ValueError(
                 "rollout.samples_per_task = 1 leaves a group baseline nothing to compare with; use at least 2"
             )
@@ -478,6 +508,11 @@ class Recipe(Section):
             raise ValueError(
                 f"rollout.max_step_tokens = {self.rollout.max_step_tokens} leaves no room for a prompt in "
                 f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
+            )
+        if self.replay.share > 0 and self.learner.critic != "none":
+            raise ValueError(
+                f"replay.share = {self.replay.share} with learner.critic = {self.learner.critic!r}: what an older policy "
+                "earned is no target for the values of this one; set one of them to 0 and none"
             )
         if self.replay.share > 0 and self.debug.mode == "learn_from_record":
             raise ValueError(

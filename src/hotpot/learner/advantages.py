@@ -15,7 +15,7 @@ Invariants: the advantages of a kept group sum to 0; a group that is not kept ha
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hotpot.errors import LearnerError
@@ -96,6 +96,19 @@ def group_advantages(members: Sequence[Member], baseline: Baseline) -> Advantage
         for member in ordered:
             by_trajectory[member.trajectory_id] = _advantage(member.reward, summary, baseline)
     return Advantages(by_trajectory=by_trajectory, groups=tuple(statistics))
+
+
+def compared_with_no_group(members: Sequence[Member]) -> Advantages:
+    """Return what the groups of ``members`` come to where a critic stands in for the baseline: no advantage, all kept.
+
+    Only a group with a reward that is not finite stays out. Raises as :func:`group_advantages` does.
+    """
+    found = group_advantages(members, "group_mean")
+    groups = tuple(
+        group if group.reason == NON_FINITE_REWARD else replace(group, kept=True, reason="")
+        for group in found.groups
+    )
+    return Advantages(by_trajectory=dict.fromkeys(found.by_trajectory, 0.0), groups=groups)
 
 
 def _statistics(group_id: str, rewards: Sequence[float]) -> GroupStatistics:

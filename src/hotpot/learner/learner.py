@@ -2,7 +2,8 @@
 
 ::
 
-    sequences ─► checks ─► pieces ─► advantages by group id ─► batch (fixed order, hash)
+    sequences ─► checks ─► pieces ─► advantages by group id, or ─► batch (fixed order, hash)
+                                   of the critic's values
                                                        │
                   first pass: log-probabilities at the starting weights
                   (no gradient; the first minibatch's come from its own training pass)
@@ -11,7 +12,7 @@
                                                        │
                                                   UpdateResult
 
-Owns the optimiser and its state. Doesn't know who sampled the sequences, where they are stored or when it is called.
+Owns the optimiser, its state and the critic, where there is one. Doesn't know who sampled the sequences, where they are stored or when it is called.
 
 Invariants: the same inputs in the same process settings give the same bits; order of arrival changes nothing; a
 non-finite loss or gradient never reaches the weights; the weights change inside :meth:`Learner.update` and
@@ -22,20 +23,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
 from hotpot.learner import checkpoint
-from hotpot.learner.advantages import Advantages, Member, group_advantages
+from hotpot.learner.advantages import Advantages, Member, compared_with_no_group, group_advantages
 from hotpot.learner.batches import Batch, build_batch, check_arrays, check_sequences
-from hotpot.learner.results import LearnedSequence, NonFiniteError, OptimizerStep, UpdateResult
-from hotpot.learner.steps import UpdateSteps
+from hotpot.learner.critic import Critic, state_values
+from hotpot.learner.reporting import learned_sequences
+from hotpot.learner.results import NonFiniteError, OptimizerStep, UpdateResult
+from hotpot.learner.states import PieceEstimates, PieceKey, estimate, piece_states
+from hotpot.learner.steps import UpdateSteps, pass_tokens
 from hotpot.models import Decoder, DecoderConfig, Weights
 
 
 class Learner:
-    """Improves one decoder by clipped policy gradients with group-relative advantages.
+    """Improves one decoder by clipped policy gradients, with group-relative advantages or a critic's.
 
     Parameters
     ----------
@@ -82,8 +87,9 @@ class Learner:
         self.lost_updates = 0
         self.optimizer_steps = 0
         self._skipped_in_a_row: list[tuple[str, ...]] = []
+        self.critic = None if settings.critic == "none" else Critic(decoder, settings.critic)
         self._optimizer = torch.optim.AdamW(
-            decoder.parameters(),
+            [{"params": list(part.parameters())} for part in (decoder, *self._modules.values())],
             lr=settings.learning_rate,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
@@ -116,15 +122,16 @@ class Learner:
         pieces = [piece for sequence in sequences for piece in cut_sequence(sequence, self._cutting)]
         check_sequences(pieces, max_context_tokens=config.max_context_tokens)
         advantages = self._advantages(sequences, peers)
-        batch = build_batch(pieces, advantages, merge=self.settings.advantage_merge)
+        estimates = None if self.critic is None else self._estimates(self.critic, pieces)
+        batch = build_batch(pieces, advantages, merge=self.settings.advantage_merge, estimates=estimates)
         staleness = policy_version - batch.policy_versions
         if len(staleness) and staleness.min() < 0:
             raise LearnerError(
                 f"update {update} at policy version {policy_version} was given tokens of version "
                 f"{batch.policy_versions.max()}, which it cannot have made; load the checkpoint they belong to"
             )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate(update)
+        for group, rate in zip(self._optimizer.param_groups, self._rates(update), strict=False):
+            group["lr"] = rate
         run = UpdateSteps(
             self.decoder,
             self._optimizer,
@@ -134,6 +141,7 @@ class Learner:
             reference=self.reference,
             seed=self.seed,
             update=update,
+            critic=self.critic,
         )
         steps: list[OptimizerStep] = []
         for step in run.run():
@@ -155,6 +163,13 @@ class Learner:
         progress = min(max(update - 1 - self.lost_updates, 0) / max(self.total_updates - 1, 1), 1.0)
         return self.settings.learning_rate * (1 - (1 - self.settings.final_learning_rate_share) * progress)
 
+    def _rates(self, update: int) -> tuple[float, float]:
+        """Return the learning rates of ``update``: the policy's, and that of the critic's own weights."""
+        rate, settings = self.learning_rate(update), self.settings
+        if settings.critic_learning_rate is None or settings.learning_rate == 0:
+            return rate, rate
+        return rate, settings.critic_learning_rate * (rate / settings.learning_rate)
+
     def weights(self) -> Weights:
         """Return the policy's weights by name. They are live: copy them before the next update changes them."""
         return {name: tensor.detach() for name, tensor in self.decoder.state_dict().items()}
@@ -166,14 +181,14 @@ class Learner:
             optimizer_steps=self.optimizer_steps,
             skipped_in_a_row=tuple(self._skipped_in_a_row),
         )
-        checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files)
+        checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files, self._modules)
 
     def load(self, folder: Path) -> None:
         """Take up weights, optimiser state and counters from ``folder``.
 
         Raises :class:`ModelFilesError` where a file is missing, truncated or of another model; nothing is changed then.
         """
-        counters = checkpoint.read(folder, self.decoder, self._optimizer)
+        counters = checkpoint.read(folder, self.decoder, self._optimizer, self._modules)
         self.update_number, self.optimizer_steps = counters.update, counters.optimizer_steps
         self._skipped_in_a_row = list(counters.skipped_in_a_row)
 
@@ -182,7 +197,29 @@ class Learner:
             s.trajectory_id: Member(trajectory_id=s.trajectory_id, group_id=s.group_id, reward=s.reward)
             for s in sequences
         }
+        if self.settings.advantages == "gae":
+            return compared_with_no_group(list(members.values()))
         return group_advantages([*members.values(), *peers], self.settings.advantages)
+
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        """What is learned beside the policy, by the name a checkpoint gives it."""
+        return {} if self.critic is None else {"critic": self.critic}
+
+    def _estimates(
+        self, critic: Critic, pieces: Sequence[TrainingSequence]
+    ) -> dict[PieceKey, PieceEstimates]:
+        """Return what the critic, as it stands before the update, makes of every piece."""
+        settings = self.settings
+        states = piece_states(pieces, settings.gae_level)
+        values = state_values(
+            critic,
+            self.decoder,
+            states,
+            max_tokens=pass_tokens(settings, pieces),
+            packing=settings.packing,
+        )
+        return estimate(states, values, discount=settings.discount, gae_lambda=settings.gae_lambda)
 
     def _result(
         self,
@@ -219,8 +256,9 @@ class Learner:
             advantage_std=float(batch.advantages.std()) if len(batch.advantages) else 0.0,
             staleness_mean=float(staleness.mean()) if len(staleness) else 0.0,
             staleness_max=int(staleness.max()) if len(staleness) else 0,
-            learned=_learned(batch, run),
+            learned=learned_sequences(batch, run),
             num_threads=torch.get_num_threads(),
+            explained_variance=run.explained_variance,
         )
 
     def _count(self, step: OptimizerStep) -> None:
@@ -256,27 +294,3 @@ def _check_reference(reference: DecoderConfig, policy: DecoderConfig) -> None:
             f"the reference has a context of {reference.max_context_tokens} tokens, less than the policy's "
             f"{policy.max_context_tokens}; set learner.reference_path to a model whose context is at least as long"
         )
-
-
-def _learned(batch: Batch, run: UpdateSteps) -> tuple[LearnedSequence, ...]:
-    """Return what the update learned from each token of each sequence, in the batch's order."""
-    learned, old = [], run.old
-    for position, member in enumerate(batch.sequences):
-        mask = member.sequence.loss_mask
-        learned.append(
-            LearnedSequence(
-                position=position,
-                trajectory_id=member.sequence.trajectory_id,
-                group_id=member.sequence.group_id,
-                segment=member.sequence.segment,
-                begin=member.sequence.begin,
-                weight=member.sequence.weight,
-                tokens=member.sequence.tokens,
-                loss_mask=mask.astype("int32"),
-                advantages=member.per_token(batch.advantages),
-                returns=(mask * member.sequence.reward).astype("float32"),
-                old_logprobs=member.per_token(old),
-                new_logprobs=member.per_token(run.first),
-            )
-        )
-    return tuple(learned)

@@ -18,7 +18,8 @@ from hotpot.learner.losses import LossStatistics
 class OptimizerStep:
     """One optimiser step, taken or skipped.
 
-    ``loss`` = ``policy_loss`` + ``kl_loss`` in nats; ``grad_norm`` before clipping; ``entropy`` is a sum over loss
+    ``loss`` = ``policy_loss`` + ``kl_loss`` in nats, plus ``learner.value_coefficient`` times ``value_loss`` where there
+    is a critic (without one it is None); ``grad_norm`` before clipping, without a separate critic's; ``entropy`` is a sum over loss
     tokens in nats. ``trajectories`` are those in it; ``culprits`` is empty where the step was taken, else the trajectories
     with a non-finite loss, or all of the step where only the gradient was not finite.
     """
@@ -33,6 +34,7 @@ class OptimizerStep:
     statistics: LossStatistics
     num_trajectories: int
     culprits: tuple[str, ...] = ()
+    value_loss: float | None = None
 
     @property
     def skipped(self) -> bool:
@@ -45,7 +47,8 @@ class LearnedSequence:
     """One sequence of the batch with what was learned from each of its tokens; arrays ``[n]``, 0 under the mask.
 
     ``tokens`` int32; ``loss_mask`` int32 (1 or 0); ``advantages``, ``returns``, ``old_logprobs``, ``new_logprobs``
-    float32. ``returns`` is the trajectory's total reward (no discount, reward at the end). ``new_logprobs`` are at the
+    float32. ``returns`` is what the critic learned, without one the trajectory's total reward (no discount, reward at the
+    end). ``advantages`` are before any normalisation. ``new_logprobs`` are at the
     weights the update started from and at the training temperature. ``position`` counts sequences from 0; ``begin`` and
     ``weight`` are the sequence's own.
     """
@@ -82,6 +85,9 @@ class Agreement:
 class UpdateResult:
     """One update. With no group with signal ``steps`` and ``learned`` are empty and every mean is 0.
 
+    ``explained_variance``: the share of the returns' variance over loss tokens that the critic's values explained before
+    the update (1 is all, 0 as good as any constant, below worse); None without a critic, or where returns do not vary.
+
     Counts: ``num_tokens`` given and sampled tokens of the batch; ``num_padding_tokens`` padding that one pass over it
     computes, ``num_shared_tokens`` those it computes once for several rows. Advantages are over the
     batch's loss tokens, staleness over those that were not replayed.
@@ -107,6 +113,7 @@ class UpdateResult:
     staleness_max: int
     learned: tuple[LearnedSequence, ...]
     num_threads: int
+    explained_variance: float | None = None
 
     @property
     def num_groups_kept(self) -> int:
@@ -152,6 +159,12 @@ class UpdateResult:
     def kl_loss(self) -> float:
         """Mean KL term over the optimiser steps taken, coefficient applied."""
         return _mean(np.array([step.kl_loss for step in self.taken]))
+
+    @property
+    def value_loss(self) -> float | None:
+        """Mean value loss over the optimiser steps taken, coefficient not applied; None where no critic learned."""
+        losses = [step.value_loss for step in self.taken if step.value_loss is not None]
+        return _mean(np.array(losses)) if losses else None
 
     @property
     def grad_norm(self) -> float:

@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotpot.config.recipe import LearnerSection
+from hotpot.experience import TrainingSequence
 from hotpot.learner import masked
 from hotpot.learner.batches import Batch, BatchSequence, deal
+from hotpot.learner.critic import Critic
 from hotpot.learner.forward import score
 from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss, token_weights
+from hotpot.learner.normalizing import normalize
 from hotpot.learner.passes import MicroBatch, cut
 from hotpot.learner.replayed import Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
+from hotpot.learner.value_loss import ValueLossInput, ValueLossOutput, explained_variance, value_loss
 from hotpot.models import Decoder
 
 PASS_TOKENS = 2048
@@ -33,13 +37,15 @@ PASS_TOKENS = 2048
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Minibatch:
     """What one optimiser step learns from. ``weights`` float64 ``[N]``: weight of each of the batch's loss tokens in the
-    step's mean (times its trajectory's own weight), 0 for those of other minibatches."""
+    step's mean (times its trajectory's own weight), 0 for those of other minibatches. ``advantages`` float64 ``[N]`` are
+    those it learns with, normalised where the settings say so."""
 
     epoch: int
     index: int
     members: Sequence[BatchSequence]
     micros: Sequence[MicroBatch]
     weights: NDArray[np.float64]
+    advantages: NDArray[np.float64]
 
 
 class UpdateSteps:
@@ -60,13 +66,15 @@ class UpdateSteps:
         reference: Decoder | None,
         seed: int,
         update: int,
+        critic: Critic | None = None,
     ) -> None:
         self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
+        self._critic = critic
         self._settings, self._batch, self._temperature = settings, batch, temperature
         self._loss_settings = LossSettings(
             clip_low=settings.clip_low, clip_high=settings.clip_high, kl_coefficient=settings.kl_coefficient
         )
-        self._pass_tokens = min(settings.micro_batch_tokens, max(PASS_TOKENS, _longest(batch)))
+        self._pass_tokens = pass_tokens(settings, [member.sequence for member in batch.sequences])
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._entropy = np.zeros(batch.num_loss_tokens)
@@ -97,6 +105,16 @@ class UpdateSteps:
         """Log-probabilities in the ratio's denominator, float64 ``[N]``."""
         recorded = self.first if self._recompute else self._batch.behaviour_logprobs
         return self.replayed.old(recorded, self.first)
+
+    @cached_property
+    def explained_variance(self) -> float | None:
+        """Share of the returns' variance over loss tokens that the critic's values explain; None without a critic."""
+        values, returns = self._batch.values, torch.from_numpy(self._batch.returns)
+        if values is None:
+            return None
+        return explained_variance(
+            torch.from_numpy(values), returns, torch.ones_like(returns, dtype=torch.bool)
+        )
 
     @cached_property
     def num_padding(self) -> int:
@@ -131,8 +149,24 @@ class UpdateSteps:
         given = torch.tensor([member.sequence.weight for member in members], dtype=torch.float64)
         shares = token_weights(mask, owners, self._settings.aggregation) * given[:, None]
         weights[flat] = shares[mask].numpy()
-        micros = self._passes(members)
-        return Minibatch(epoch=epoch, index=index, members=members, micros=micros, weights=weights)
+        return Minibatch(
+            epoch=epoch,
+            index=index,
+            members=members,
+            micros=self._passes(members),
+            weights=weights,
+            advantages=self._normalized(flat),
+        )
+
+    def _normalized(self, flat: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the batch's advantages as a minibatch of the loss tokens ``flat`` learns with them."""
+        how, advantages = self._settings.advantage_normalization, self._batch.advantages
+        if how == "none":
+            return advantages
+        counted = torch.zeros(len(advantages), dtype=torch.bool)
+        counted[torch.from_numpy(flat) if how == "minibatch" else slice(None)] = True
+        floor = self._settings.advantage_floor
+        return normalize(torch.from_numpy(advantages), counted, floor=floor).numpy()
 
     def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
         return cut(members, max_tokens=self._pass_tokens, packing=self._settings.packing)
@@ -153,7 +187,7 @@ class UpdateSteps:
 
     def _step(self, minibatch: Minibatch, *, starting: bool) -> OptimizerStep:
         self._optimizer.zero_grad(set_to_none=True)
-        policy, divergence, spread = 0.0, 0.0, 0.0
+        policy, divergence, spread, misjudged = 0.0, 0.0, 0.0, 0.0
         statistics = LossStatistics()
         broken: set[int] = set()
         for micro in minibatch.micros:
@@ -163,8 +197,14 @@ class UpdateSteps:
                 self.first_model[micro.flat] = scores.model_logprobs.numpy()
             output = policy_loss(self._loss_input(scores.logprobs, micro, minibatch), self._loss_settings)
             broken.update(micro.flat[~torch.isfinite(output.token_losses).numpy()].tolist())
+            loss = output.loss
+            if self._critic is not None:
+                judged = self._value_loss(self._critic.values(micro, scores.hidden), micro, minibatch)
+                broken.update(micro.flat[~torch.isfinite(judged.token_losses).numpy()].tolist())
+                loss = loss + self._settings.value_coefficient * judged.loss
+                misjudged += float(judged.loss.detach())
             if not broken:
-                output.loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]
             policy += float(output.policy_loss)
             divergence += float(output.kl_loss)
             spread += float(scores.entropy.double().sum())
@@ -173,7 +213,9 @@ class UpdateSteps:
         return OptimizerStep(
             epoch=minibatch.epoch,
             minibatch=minibatch.index,
-            loss=policy + divergence,
+            loss=policy + divergence
+            if self._critic is None
+            else policy + divergence + self._settings.value_coefficient * misjudged,
             policy_loss=policy,
             kl_loss=divergence,
             grad_norm=norm,
@@ -181,6 +223,22 @@ class UpdateSteps:
             statistics=statistics,
             num_trajectories=len({member.owner for member in minibatch.members}),
             culprits=culprits,
+            value_loss=None if self._critic is None else misjudged,
+        )
+
+    def _value_loss(self, values: Tensor, micro: MicroBatch, minibatch: Minibatch) -> ValueLossOutput:
+        old = self._batch.values
+        if old is None:
+            raise ValueError("a critic learns from a batch that was estimated with it")
+        return value_loss(
+            ValueLossInput(
+                new_values=values.double(),
+                old_values=torch.from_numpy(old[micro.flat]),
+                returns=torch.from_numpy(self._batch.returns[micro.flat]),
+                weights=torch.from_numpy(minibatch.weights[micro.flat]),
+                mask=torch.ones(len(micro.flat), dtype=torch.bool),
+            ),
+            clip=self._settings.value_clip,
         )
 
     def _loss_input(self, new: Tensor, micro: MicroBatch, minibatch: Minibatch) -> LossInput:
@@ -191,7 +249,7 @@ class UpdateSteps:
         return LossInput(
             new_logprobs=new.double(),
             old_logprobs=pick(self.old),
-            advantages=pick(self._batch.advantages),
+            advantages=pick(minibatch.advantages),
             weights=torch.from_numpy(self._weights(micro, minibatch)),
             mask=torch.ones(len(micro.flat), dtype=torch.bool),
             reference_logprobs=reference,
@@ -215,16 +273,26 @@ class UpdateSteps:
         if broken:
             guilty = {m.owner for m in minibatch.members if not broken.isdisjoint(range(m.start, m.stop))}
         else:
-            norm = float(
-                torch.nn.utils.clip_grad_norm_(self._decoder.parameters(), self._settings.max_grad_norm)
-            )
-            guilty = set() if math.isfinite(norm) else set(names)
+            norm, *others = self._clip_gradients()
+            guilty = set() if all(map(math.isfinite, [norm, *others])) else set(names)
         if guilty:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             self._optimizer.step()
         return norm, tuple(names[owner] for owner in sorted(guilty))
 
+    def _clip_gradients(self) -> list[float]:
+        """Clip the gradients, those of a separate critic on their own; return the norms before, the policy's first."""
+        policy, critic = list(self._decoder.parameters()), self._critic
+        together = [policy]
+        if critic is not None:
+            own = list(critic.parameters())
+            together = [policy + own] if critic.decoder is None else [policy, own]
+        limit = self._settings.max_grad_norm
+        return [float(torch.nn.utils.clip_grad_norm_(parameters, limit)) for parameters in together]
 
-def _longest(batch: Batch) -> int:
-    return max((len(member.sequence.tokens) + 7 for member in batch.sequences), default=0)
+
+def pass_tokens(settings: LearnerSection, sequences: Sequence[TrainingSequence]) -> int:
+    """Return the largest padded size of a pass over ``sequences``, in tokens."""
+    longest = max((len(sequence.tokens) + 7 for sequence in sequences), default=0)
+    return min(settings.micro_batch_tokens, max(PASS_TOKENS, longest))

@@ -82,7 +82,7 @@ def update_row(frame: UpdateFrame, batch: UpdateBatch, result: UpdateResult) -> 
         reference_kl=result.reference_kl,
         entropy=result.entropy,
         overlap=result.overlap,
-        explained_variance=None,
+        explained_variance=result.explained_variance,
         logprob_difference_max=result.agreement.maximum,
         logprob_difference_mean=result.agreement.mean,
         advantage_mean=result.advantage_mean,
