@@ -385,6 +385,9 @@ def test_flat_arrays_are_the_sequences(run):
     assert len(found) == len(expected) > len(lines)
     for one, two in zip(found, expected, strict=True):
         for field in dataclasses.fields(one):
+            if field.name == "rewards":
+                assert one.rewards is None
+                continue
             left, right = getattr(one, field.name), getattr(two, field.name)
             np.testing.assert_array_equal(left, right)
             assert not isinstance(left, np.ndarray) or left.dtype == right.dtype

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from learner_cases import batch_of, make_batch, make_decoder
 
 from hotpot.config.recipe import LearnerSection
-from hotpot.learner import Learner, steps
+from hotpot.learner import Learner, minibatches, steps
 from hotpot.learner.culprits import Suspects, TokenValues, blame, find
 from hotpot.learner.findings import MAX_SEQUENCES, MAX_TOKENS, Finding
 from hotpot.learner.norm_watch import MIN_NORMS, WINDOW, NormWatch
@@ -90,7 +90,7 @@ def poison_gradient(monkeypatch: pytest.MonkeyPatch, *trajectories: str, by: flo
 def test_an_infinite_gradient_names_the_trajectories_it_came_by(
     monkeypatch: pytest.MonkeyPatch, micro_batch_tokens: int
 ) -> None:
-    monkeypatch.setattr(steps, "PASS_TOKENS", micro_batch_tokens)
+    monkeypatch.setattr(minibatches, "PASS_TOKENS", micro_batch_tokens)
     poison_gradient(monkeypatch, "0.1.0", "2.3.0")
     learner = make_learner(micro_batch_tokens=micro_batch_tokens)
     before = checksum(learner.weights())

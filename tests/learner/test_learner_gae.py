@@ -172,6 +172,6 @@ def test_windows_are_asked_for_the_action_tokens_they_repeat_too() -> None:
 
     merged = own_advantages(pieces, estimate, "last")
     for piece, places in zip(pieces, asked, strict=True):
-        assert places.tolist() == list(range(max(piece.begin, 1), piece.begin + len(piece.tokens)))
+        assert places.tolist() == list(range(piece.begin + 1, piece.begin + len(piece.tokens)))
     # The latest window that holds a token is a later one than its owner's, where there is one.
     assert (merged[0] == [p.begin if p.begin <= 63 else 0 for p in pieces if p.begin <= 63][-1]).any()

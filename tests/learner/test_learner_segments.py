@@ -13,7 +13,7 @@ from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, cut_sequence, sequences
 from hotpot.learner import Learner, UpdateResult
-from hotpot.learner.batches import check_sequences
+from hotpot.learner.checks import check_sequences
 from hotpot.testing.records import make_trajectory
 
 MARKUP = Markup(ids=frozenset({1, 2}), ends=frozenset({2}))

@@ -242,18 +242,48 @@ class EngineSection(Section):
     """Largest padded size of one prefill pass, in tokens; longer prompts are computed in pieces of this size."""
 
 
+_CRITIC_FIELDS = (
+    "gae_lambda",
+    "discount",
+    "gae_level",
+    "value_coefficient",
+    "value_clip",
+    "critic_learning_rate",
+)
+"""Fields of :class:`LearnerSection` that only a critic reads."""
+
+
 class LearnerSection(Section):
     """Advantages, loss and optimiser."""
 
-    advantages: Literal["group_mean", "group_normalized", "rloo", "reinforce_pp"] = "group_mean"
+    advantages: Literal["group_mean", "group_normalized", "rloo", "reinforce_pp", "gae"] = "group_mean"
     """Reward minus the group's mean (Dr. GRPO, arXiv:2503.20783); that divided by the group's deviation (GRPO,
-    arXiv:2402.03300); reward minus the mean of the others (RLOO, arXiv:2402.14740); or without groups, normalised over the
-    batch's loss tokens (REINFORCE++, arXiv:2501.03262). See docs/estimators.md."""
+    arXiv:2402.03300); reward minus the mean of the others (RLOO, arXiv:2402.14740); without groups, normalised over the
+    batch's loss tokens (REINFORCE++, arXiv:2501.03262); or generalised advantage estimation with a critic
+    (arXiv:1506.02438), which compares with no group. See docs/estimators.md."""
+    critic: Literal["none", "head", "separate"] = "none"
+    """What says how much a state is worth: nothing, a value head on the policy's decoder, or a decoder of its own that
+    starts as the starting model. Needed by ``gae``, and by nothing else."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """How far ``gae`` looks before it trusts the critic: 1 to the end of the trajectory, 0 one decision."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What a reward one decision later is worth, under ``gae``."""
+    gae_level: Literal["token", "step"] = "token"
+    """What a decision is under ``gae``: each sampled token, or each step (one model call)."""
+    value_coefficient: PositiveFloat = 0.5
+    """Weight of the critic's loss beside the policy's."""
+    value_clip: NonNegativeFloat = 0.2
+    """The critic's loss does not fall further where a value has moved by more than this in one update; 0 is off."""
+    critic_learning_rate: PositiveFloat | None = None
+    """Learning rate of the critic's own weights, falling as the policy's does; unset is learning_rate."""
     reward_normalization: Literal["none", "group", "batch", "running"] = "none"
     """Rewards are centred and divided by their deviation before they are compared: not, within their group, over the
     update's trajectories, or over those of the run so far."""
-    advantage_normalization: Literal["none", "group", "batch", "running"] = "none"
-    """The same for the advantages of the loss tokens, after they were estimated."""
+    advantage_normalization: Literal["none", "group", "batch", "running", "minibatch"] = "none"
+    """The same for the advantages of the loss tokens, after they were estimated; or over those of each optimiser step."""
+    advantage_floor: PositiveFloat = 1e-8
+    """Advantages are divided by no deviation smaller than this, so that what is left of the noise does not grow to full
+    size where all episodes went alike."""
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
     """Mean over all loss tokens of the optimiser step; mean over trajectories of the mean over their tokens; or mean over
     trajectories of the sum over their tokens divided by aggregation_tokens (Dr. GRPO, arXiv:2503.20783)."""
@@ -380,7 +410,13 @@ class LearnerSection(Section):
                 f"learner.reward_normalization = {self.reward_normalization!r} is undone by learner.advantages = "
                 "'group_normalized', which divides by each group's deviation; leave the former out, or use 'group_mean'"
             )
-        twice = {"group_normalized": ("group",), "reinforce_pp": ("group", "batch", "running")}
+        if self.advantages == "gae" and self.reward_normalization != "none":
+            raise ValueError(
+                f"learner.reward_normalization = {self.reward_normalization!r} puts whole trajectories on a scale, and "
+                "learner.advantages = 'gae' learns from what each token earned; leave it out, or use "
+                "learner.advantage_normalization = 'batch'"
+            )
+        twice = {"group_normalized": ("group",), "reinforce_pp": ("group", "batch", "running", "minibatch")}
         if self.advantage_normalization in twice.get(self.advantages, ()):
             raise ValueError(
                 f"learner.advantages = {self.advantages!r} is normalised by itself; leave "
@@ -391,6 +427,31 @@ class LearnerSection(Section):
                 f"learner.advantage_normalization = 'group' after learner.advantages = {self.advantages!r}: say "
                 "advantages = 'group_normalized' instead, which divides by the deviation of the group's rewards"
             )
+        scaled = self.advantages == "reinforce_pp" or self.advantage_normalization != "none"
+        if not scaled and self.advantage_floor != type(self).model_fields["advantage_floor"].default:
+            raise ValueError(
+                f"learner.advantage_floor = {self.advantage_floor:g} bounds a deviation that nothing is divided by; set "
+                "learner.advantage_normalization, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_has_a_use(self) -> Self:
+        if (self.critic != "none") != (self.advantages == "gae"):
+            raise ValueError(
+                f"learner.critic = {self.critic!r} with learner.advantages = {self.advantages!r}: values are what 'gae' is "
+                "made of, and nothing else reads them; set learner.advantages = 'gae' and learner.critic = 'head' or "
+                "'separate', or neither"
+            )
+        if self.critic != "none":
+            return self
+        for name in _CRITIC_FIELDS:
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default:
+                raise ValueError(
+                    f"learner.{name} = {value!r} says how a critic learns, and learner.critic = 'none'; leave it out, or "
+                    "set learner.advantages = 'gae' and learner.critic = 'head' or 'separate'"
+                )
         return self
 
     @model_validator(mode="after")
@@ -648,7 +709,8 @@ class Recipe(Section):
                 f"{self.rollout.tasks_per_batch * self.rollout.samples_per_task} episodes of an update "
                 "(rollout.tasks_per_batch x rollout.samples_per_task); lower it"
             )
-        grouped = self.learner.advantages != "reinforce_pp" or self.learner.reward_normalization == "group"
+        groupless = self.learner.advantages in {"reinforce_pp", "gae"}
+        grouped = not groupless or self.learner.reward_normalization == "group"
         if grouped and self.rollout.samples_per_task < 2 and self.debug.mode == "train":
             raise ValueError(
                 "rollout.samples_per_task = 1 leaves a group baseline nothing to compare with; use at least 2"
@@ -666,6 +728,11 @@ class Recipe(Section):
             raise ValueError(
                 f"rollout.max_step_tokens = {self.rollout.max_step_tokens} leaves no room for a prompt in "
                 f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
+            )
+        if self.replay.share > 0 and self.learner.critic != "none":
+            raise ValueError(
+                f"replay.share = {self.replay.share} with learner.critic = {self.learner.critic!r}: what an older policy "
+                "earned is no target for the values of this one; set replay.share = 0, or learner.critic = 'none'"
             )
         if self.replay.share > 0 and self.debug.mode == "learn_from_record":
             raise ValueError(

@@ -18,7 +18,7 @@ advantage 0 everywhere and a reason.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -127,6 +127,19 @@ def _by_group(members: Sequence[Member]) -> dict[str, list[Member]]:
         group: sorted(groups[group], key=lambda member: natural_key(member.trajectory_id))
         for group in sorted(groups, key=natural_key)
     }
+
+
+def compared_with_no_group(members: Sequence[Member]) -> Advantages:
+    """Return what the groups of ``members`` come to where a critic stands in for the baseline: no advantage, all kept.
+
+    Only a group with a reward that is not finite stays out. Raises as :func:`group_advantages` does.
+    """
+    found = group_advantages(members, "group_mean")
+    groups = tuple(
+        group if group.reason == NON_FINITE_REWARD else replace(group, kept=True, reason="")
+        for group in found.groups
+    )
+    return Advantages(by_trajectory=dict.fromkeys(found.by_trajectory, 0.0), groups=groups)
 
 
 def _reason(values: Sequence[float]) -> str:

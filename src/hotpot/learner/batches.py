@@ -13,7 +13,7 @@ trajectory and its forks (else the prefix they share is computed in each of thei
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hotpot.errors import LearnerError
 from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.ids import batch_hash
 from hotpot.learner.advantages import Advantages
-from hotpot.learner.merging import Estimate, Merge, own_advantages
+from hotpot.learner.merging import Estimate, Merge, action_places, own_advantages, places_within
 from hotpot.learner.order import natural_key
+from hotpot.learner.states import PieceEstimates, PieceKey, piece_key
 
 Scalar = TypeVar("Scalar", np.int64, np.float64)
 
@@ -63,8 +63,10 @@ class BatchSequence:
 class Batch:
     """What one update learns from, in its fixed order.
 
-    ``behaviour_logprobs``, ``model_logprobs``, ``advantages`` float64 ``[N]``, ``policy_versions`` int64 ``[N]``: over
-    loss tokens. ``owners`` are the trajectories, in order of first appearance.
+    ``behaviour_logprobs``, ``model_logprobs``, ``advantages``, ``returns`` float64 ``[N]``, ``policy_versions`` int64
+    ``[N]``: over loss tokens. ``values`` float64 ``[N]``: those of the critic the advantages were estimated with, None
+    without one; the returns are then what it is to learn, else the trajectory's reward. ``owners`` are the trajectories, in
+    order of first appearance.
     """
 
     sequences: tuple[BatchSequence, ...]
@@ -72,6 +74,8 @@ class Batch:
     behaviour_logprobs: NDArray[np.float64]
     model_logprobs: NDArray[np.float64]
     advantages: NDArray[np.float64]
+    returns: NDArray[np.float64]
+    values: NDArray[np.float64] | None
     policy_versions: NDArray[np.int64]
     hash: str
 
@@ -110,27 +114,40 @@ def order_sequences(sequences: Sequence[TrainingSequence]) -> list[TrainingSeque
 
 
 def build_batch(
-    sequences: Sequence[TrainingSequence], advantages: Advantages, *, merge: Merge = "nearest_centre"
+    sequences: Sequence[TrainingSequence],
+    advantages: Advantages,
+    *,
+    merge: Merge = "nearest_centre",
+    estimates: Mapping[PieceKey, PieceEstimates] | None = None,
 ) -> Batch:
     """Return the batch of those ``sequences`` that have loss tokens and whose group was kept.
 
     Every piece of a segment estimates the advantage of all action tokens in it; ``merge`` says which estimate a token
-    that several windows hold is learned with. The group's baseline gives all tokens of a trajectory the same.
+    that several windows hold is learned with. The group's baseline gives all tokens of a trajectory the same; a critic
+    gives each piece ``estimates`` of its own, and its returns are merged as the advantages are.
 
     The hash covers, per sequence in order, the columns of ``learned_tokens``: tokens int32, mask int32, behaviour
     log-probabilities float32 and advantages float32, the last two 0 under the mask; then its weight, float32 ``[1]``.
     """
     members: list[BatchSequence] = []
     gains: list[NDArray[np.float64]] = []
+    returns: list[NDArray[np.float64]] = []
+    values: list[NDArray[np.float64]] = []
     owners: dict[str, int] = {}
     kept = [s for s in order_sequences(sequences) if s.group_id in advantages.kept and s.loss_mask.any()]
     for (trajectory, segment), pieces in groupby(kept, key=lambda s: (s.trajectory_id, s.segment)):
         owner = owners.setdefault(trajectory, len(owners))
         advantage = advantages.by_trajectory[trajectory]
         same = list(pieces)
-        gains += own_advantages(
-            same, _estimate(advantage, advantages.to_go.get((trajectory, segment))), merge
-        )
+        if estimates is None:
+            to_go = advantages.to_go.get((trajectory, segment))
+            gains += own_advantages(same, _estimate(advantage, to_go), merge)
+            returns += [np.full(int(piece.loss_mask.sum()), piece.reward) for piece in same]
+        else:
+            gains += own_advantages(same, _estimated(estimates, lambda found: found.advantages), merge)
+            returns += own_advantages(same, _estimated(estimates, lambda found: found.returns), merge)
+            # What the clip of the value loss compares with is what this very piece said, not a merger.
+            values += [_own_values(piece, same, estimates) for piece in same]
         for piece in same:
             start = members[-1].stop if members else 0
             members.append(make_member(piece, advantage=advantage, owner=owner, start=start))
@@ -144,6 +161,8 @@ def build_batch(
         behaviour_logprobs=behaviour,
         model_logprobs=model,
         advantages=advantage_of,
+        returns=np.concatenate(returns) if returns else np.zeros(0),
+        values=None if estimates is None else np.concatenate(values) if values else np.zeros(0),
         policy_versions=versions,
         hash=_hash(members, behaviour, advantage_of),
     )
@@ -162,6 +181,22 @@ def _estimate(advantage: float, to_go: NDArray[np.float64] | None) -> Estimate:
     if to_go is None:
         return lambda _, places: np.full(len(places), advantage)
     return lambda _, places: np.full(len(places), advantage) + to_go
+
+
+def _estimated(
+    estimates: Mapping[PieceKey, PieceEstimates], which: Callable[[PieceEstimates], NDArray[np.float64]]
+) -> Estimate:
+    """Return the estimate that gives every action token what stands in ``estimates`` for its piece."""
+    return lambda piece, _: which(estimates[piece_key(piece)])
+
+
+def _own_values(
+    piece: TrainingSequence, pieces: Sequence[TrainingSequence], estimates: Mapping[PieceKey, PieceEstimates]
+) -> NDArray[np.float64]:
+    """Return the values ``piece`` gives its own loss tokens, float64 ``[k]``."""
+    places = action_places(pieces)
+    held = places[places_within(piece, places)] - piece.begin
+    return estimates[piece_key(piece)].values[piece.loss_mask[held]]
 
 
 def _hash(
@@ -228,48 +263,6 @@ def _families(batch: Batch) -> list[int]:
         low, high = sorted((root(number[parent]), root(owner)))
         first[high] = low
     return [root(owner) for owner in range(len(batch.owners))]
-
-
-def check_sequences(sequences: Sequence[TrainingSequence], *, max_context_tokens: int) -> None:
-    """Raise :class:`LearnerError` where sequences do not belong in one batch, naming the first and the rule."""
-    ordered = order_sequences(sequences)
-    for key, same in groupby(ordered, key=lambda s: (s.trajectory_id, s.segment)):
-        pieces = list(same)
-        places = np.concatenate([piece.begin + np.flatnonzero(piece.loss_mask) for piece in pieces])
-        if len({piece.begin for piece in pieces}) < len(pieces) or len(np.unique(places)) < len(places):
-            raise LearnerError(
-                f"segment {key[1]} of trajectory {key[0]!r} stands twice in one batch, whole or in part; give each "
-                "segment once, and its pieces with a loss on each token in one of them only"
-            )
-    for trajectory, same in groupby(ordered, key=lambda s: s.trajectory_id):
-        if len({(s.group_id, s.reward) for s in same if s.reward == s.reward}) > 1:
-            raise LearnerError(
-                f"the segments of trajectory {trajectory!r} differ in group or reward; both belong to the whole "
-                "trajectory, so give every segment the same"
-            )
-    for s in ordered:
-        if len(s.tokens) > max_context_tokens:
-            raise LearnerError(
-                f"segment {s.segment} of trajectory {s.trajectory_id!r} has {len(s.tokens)} tokens, more than the "
-                f"model's context of {max_context_tokens}; cut it (learner.segment_tokens)"
-            )
-
-
-def check_arrays(sequences: Sequence[TrainingSequence], *, vocab_size: int) -> None:
-    """Raise :class:`LearnerError` where a sequence cannot be learned from, naming it and the rule."""
-    for s in sequences:
-        arrays = (s.tokens, s.loss_mask, s.behaviour_logprobs, s.model_logprobs, s.token_policy_version)
-        problem = ""
-        if s.loss_mask.dtype != np.bool_:
-            problem = f"has a loss mask of type {s.loss_mask.dtype}; it must be bool"
-        elif len({array.shape for array in arrays}) > 1 or s.tokens.ndim != 1:
-            problem = f"has arrays of shapes {[array.shape for array in arrays]}; all must be [n]"
-        elif len(s.tokens) and s.loss_mask[0]:
-            problem = "has a loss on its first token, which nothing predicts; mask it"
-        elif len(s.tokens) and not 0 <= int(s.tokens.min()) <= int(s.tokens.max()) < vocab_size:
-            problem = f"has token ids outside 0..{vocab_size - 1}; it was made with another tokenizer"
-        if problem:
-            raise LearnerError(f"segment {s.segment} of trajectory {s.trajectory_id!r} {problem}")
 
 
 def gather(parts: Sequence[tuple[NDArray[Any], NDArray[np.int64]]], dtype: type[Scalar]) -> NDArray[Scalar]:

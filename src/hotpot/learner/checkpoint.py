@@ -1,13 +1,14 @@
-"""A learner on disk: an ordinary model folder, the optimiser's moments and the learner's counters.
+"""A learner on disk: an ordinary model folder, further modules, the optimiser's moments and the learner's counters.
 
-Owns ``learner/optimizer.safetensors`` and ``learner.json``; the rest is :mod:`hotpot.models`'s, which takes every
+Owns ``learner/optimizer.safetensors``, ``learner/NAME.safetensors`` of each further module (a critic) and
+``learner.json``; the rest is :mod:`hotpot.models`'s, which takes every
 ``*.safetensors`` beside ``config.json`` for weights, hence the sub-folder. ``learner.json`` is written last and holds
 checksums of all tensors, so a folder whose writing was cut, or that mixes two checkpoints, is refused. No file is pickled. Reading changes nothing unless all of it is good.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from hotpot.errors import ModelFilesError
 from hotpot.models import Decoder, checksum, load_decoder, save_model
@@ -26,6 +28,11 @@ STATE = "learner.json"
 MOMENTS = "learner/optimizer.safetensors"
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Modules = Mapping[str, nn.Module]
+"""Modules beside the policy by name, in the order in which the optimiser holds their parameters, behind the policy's."""
+
+_NONE: Modules = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,42 +52,62 @@ def write(
     optimizer: torch.optim.Optimizer,
     counters: Counters,
     tokenizer_files: Mapping[str, bytes],
+    modules: Modules = _NONE,
 ) -> None:
-    """Write weights, tokenizer, moments and counters to ``folder``; each file appears whole or not at all."""
+    """Write weights, tokenizer, moments and counters to ``folder``; each file appears whole or not at all.
+
+    ``modules`` are what the optimiser steps beside the policy. They may have taken other steps than it, so the count of
+    each of their parameters is kept with its moments.
+    """
     # An old learner.json beside new tensors would be refused, but one beside half-new ones must not exist at all.
     (folder / STATE).unlink(missing_ok=True)
     save_model(folder, decoder, tokenizer_files)
-    moments = _moments(decoder, optimizer)
+    moments = _moments(decoder, optimizer, modules)
     (folder / MOMENTS).parent.mkdir(exist_ok=True)
-    partial = folder / f"{MOMENTS}.partial"
-    save_file(moments, partial)
-    _settle(partial, folder / MOMENTS)
+    _save(moments, folder / MOMENTS)
+    for name, module in modules.items():
+        _save(module.state_dict(), _module_file(folder, name))
     state = {
         "format": FORMAT,
         **asdict(counters),
         "weights_checksum": checksum(decoder.state_dict()),
         "optimizer_checksum": checksum(moments),
+        **({"modules": _checksums(modules)} if modules else {}),
     }
     partial = folder / f"{STATE}.partial"
     partial.write_text(json.dumps(state, indent=2, sort_keys=True))
     _settle(partial, folder / STATE)
 
 
-def read(folder: Path, decoder: Decoder, optimizer: torch.optim.Optimizer) -> Counters:
-    """Load ``folder`` into ``decoder`` and ``optimizer``; return the counters.
+def read(
+    folder: Path, decoder: Decoder, optimizer: torch.optim.Optimizer, modules: Modules = _NONE
+) -> Counters:
+    """Load ``folder`` into ``decoder``, ``modules`` and ``optimizer``; return the counters.
 
-    Raises :class:`ModelFilesError` where a file is missing, truncated, damaged or of a model of another shape.
+    Raises :class:`ModelFilesError` where a file is missing, truncated, damaged or of a model of another shape, and where
+    other modules were written than are asked for.
     """
     state = _state(folder)
+    written = state.get("modules", {})
+    if set(written) != set(modules):
+        raise ModelFilesError(
+            f"{folder} holds {sorted(written) or 'nothing'} beside the policy, the learner has "
+            f"{sorted(modules) or 'nothing'}; set learner.critic as it was when this checkpoint was written"
+        )
     loaded = load_decoder(folder)
     if loaded.config != decoder.config:
         raise ModelFilesError(
             f"{folder} holds a model of another shape ({loaded.config}) than the learner's ({decoder.config}); "
             "start from the model this checkpoint belongs to"
         )
-    moments = _read_moments(folder)
-    for name, tensors in (("weights", loaded.state_dict()), ("optimizer", moments)):
-        if checksum(tensors) != state[f"{name}_checksum"]:
+    moments = _read_tensors(folder / MOMENTS)
+    further = {name: _read_tensors(_module_file(folder, name)) for name in modules}
+    for name, tensors, expected in (
+        ("weights", loaded.state_dict(), state["weights_checksum"]),
+        ("optimizer", moments, state["optimizer_checksum"]),
+        *((name, tensors, written[name]) for name, tensors in further.items()),
+    ):
+        if checksum(tensors) != expected:
             raise ModelFilesError(
                 f"the {name} in {folder} are not those {STATE} was written with; use another checkpoint"
             )
@@ -90,22 +117,54 @@ def read(folder: Path, decoder: Decoder, optimizer: torch.optim.Optimizer) -> Co
         skipped_in_a_row=tuple(tuple(names) for names in state["skipped_in_a_row"]),
         scales=state["scales"],
     )
-    _put(decoder, optimizer, moments, folder, counters.optimizer_steps)
+    _check_shapes(folder, modules, further)
+    _put(decoder, optimizer, moments, folder, counters.optimizer_steps, modules)
     decoder.load_state_dict(loaded.state_dict())
+    for name, module in modules.items():
+        module.load_state_dict(further[name])
     return counters
 
 
-def _moments(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    return {
+def _moments(decoder: Decoder, optimizer: torch.optim.Optimizer, modules: Modules) -> dict[str, torch.Tensor]:
+    own = {
         f"{name}.{moment}": optimizer.state[parameter][moment].contiguous()
         for name, parameter in decoder.named_parameters()
         if parameter in optimizer.state
         for moment in _MOMENTS
     }
+    return own | {
+        f"{name}.{moment}": optimizer.state[parameter][moment].contiguous()
+        for name, parameter in _module_parameters(modules)
+        if parameter in optimizer.state
+        for moment in ("step", *_MOMENTS)
+    }
 
 
-def _read_moments(folder: Path) -> dict[str, torch.Tensor]:
-    path = folder / MOMENTS
+def _module_parameters(modules: Modules) -> Iterator[tuple[str, nn.Parameter]]:
+    for prefix, module in modules.items():
+        for name, parameter in module.named_parameters():
+            yield f"{prefix}.{name}", parameter
+
+
+def _module_file(folder: Path, name: str) -> Path:
+    return folder / "learner" / f"{name}.safetensors"
+
+
+def _checksums(modules: Modules) -> dict[str, str]:
+    return {name: checksum(module.state_dict()) for name, module in modules.items()}
+
+
+def _check_shapes(folder: Path, modules: Modules, found: Mapping[str, Mapping[str, Tensor]]) -> None:
+    for name, module in modules.items():
+        shapes = {key: tensor.shape for key, tensor in module.state_dict().items()}
+        if {key: tensor.shape for key, tensor in found[name].items()} != shapes:
+            raise ModelFilesError(
+                f"{_module_file(folder, name)} is of another shape than the learner's {name}; set learner.critic as it "
+                "was when this checkpoint was written"
+            )
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError) as error:
@@ -125,7 +184,7 @@ def _state(folder: Path) -> dict[str, Any]:
         ) from None
     if isinstance(state, dict):
         state.setdefault("scales", {})  # a learner's state of before there were any
-    if not isinstance(state, dict) or set(state) != wanted or state["format"] != FORMAT:
+    if not isinstance(state, dict) or set(state) - {"modules"} != wanted or state["format"] != FORMAT:
         raise ModelFilesError(f"{path} is not a learner's state of format {FORMAT}; use another checkpoint")
     return state
 
@@ -136,9 +195,13 @@ def _put(
     moments: Mapping[str, torch.Tensor],
     folder: Path,
     steps: int,
+    modules: Modules,
 ) -> None:
     names = [name for name, _ in decoder.named_parameters()]
     expected = {f"{name}.{moment}" for name in names for moment in _MOMENTS} if steps else set()
+    further = [name for name, _ in _module_parameters(modules)]
+    stepped = {name for name in further if f"{name}.step" in moments}
+    expected |= {f"{name}.{moment}" for name in stepped for moment in ("step", *_MOMENTS)}
     if set(moments) != expected:
         odd = sorted(set(moments) ^ expected)[:3]
         raise ModelFilesError(f"{folder / MOMENTS} does not fit the model ({odd}); use another checkpoint")
@@ -150,8 +213,18 @@ def _put(
         }
         for index, name in enumerate(names)
         if steps
+    } | {
+        index: {moment: moments[f"{name}.{moment}"] for moment in ("step", *_MOMENTS)}
+        for index, name in enumerate(further, start=len(names))
+        if name in stepped
     }
     optimizer.load_state_dict(fresh)
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, partial)
+    _settle(partial, path)
 
 
 def _settle(partial: Path, final: Path) -> None:

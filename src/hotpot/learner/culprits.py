@@ -26,16 +26,35 @@ from hotpot.learner.norm_watch import NormWatch
 MAX_SEARCHED = 64
 """Trajectories of one step whose gradient is computed again on their own."""
 
+_UNJUDGED: Mapping[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CriticValues:
+    """What the critic had on each loss token, float64 ``[N]``: its value in the step and before the update, the return it
+    was to learn."""
+
+    new: NDArray[np.float64]
+    old: NDArray[np.float64]
+    returns: NDArray[np.float64]
+
+    def at(self, flat: int) -> dict[str, float]:
+        """Return what it had on one token, by name."""
+        numbers = {"new_value": self.new, "old_value": self.old, "returns": self.returns}
+        return {name: float(values[flat]) for name, values in numbers.items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenValues:
-    """What a step had on each loss token, float64 ``[N]`` in the batch's numbering; only its own tokens are filled in."""
+    """What a step had on each loss token, float64 ``[N]`` in the batch's numbering; only its own tokens are filled in.
+    ``critic`` is None without one."""
 
     old: NDArray[np.float64]
     new: NDArray[np.float64]
     advantages: NDArray[np.float64]
     losses: NDArray[np.float64]
     reference: NDArray[np.float64] | None
+    critic: CriticValues | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,20 +104,37 @@ def find(
     )
 
 
-def blame(new: float, old: float, advantage: float, reference: float | None) -> tuple[str, str]:
-    """Return (term, cause) of a token whose loss is not finite; see :class:`CulpritToken`."""
-    values = {"new_logprob": new, "old_logprob": old, "advantage": advantage}
-    cause = next((name for name, value in values.items() if not math.isfinite(value)), "")
+def blame(
+    new: float,
+    old: float,
+    advantage: float,
+    reference: float | None,
+    judged: Mapping[str, float] = _UNJUDGED,
+) -> tuple[str, str]:
+    """Return (term, cause) of a token whose loss is not finite; see :class:`CulpritToken`.
+
+    ``judged``: what the critic had on it (:meth:`CriticValues.at`), empty without one.
+    """
+    cause = _first_not_finite({"new_logprob": new, "old_logprob": old, "advantage": advantage})
     if cause:
         return "policy", cause
     if reference is not None and not math.isfinite(reference):
         return "kl", "reference_logprob"
+    cause = _first_not_finite(judged)
+    if cause:
+        return "value", cause
     with np.errstate(over="ignore"):
         if not np.isfinite(np.exp(new - old) * advantage):
             return "policy", "overflow"
         if reference is not None and not np.isfinite(np.expm1(reference - new)):
             return "kl", "overflow"
+        if judged and not np.isfinite(np.square(judged["new_value"] - judged["returns"])):
+            return "value", "overflow"
     return "other", "overflow"
+
+
+def _first_not_finite(values: Mapping[str, float]) -> str:
+    return next((name for name, value in values.items() if not math.isfinite(value)), "")
 
 
 def _name_tokens(
@@ -112,7 +148,8 @@ def _name_tokens(
             place = int(member.loss_positions[flat - member.start])
             new, old, advantage = (float(x[flat]) for x in (values.new, values.old, values.advantages))
             reference = None if values.reference is None else float(values.reference[flat])
-            term, cause = blame(new, old, advantage, reference)
+            judged = {} if values.critic is None else values.critic.at(flat)
+            term, cause = blame(new, old, advantage, reference, judged)
             named.append(
                 CulpritToken(
                     trajectory_id=member.sequence.trajectory_id,
@@ -126,6 +163,7 @@ def _name_tokens(
                     reference_logprob=reference,
                     advantage=advantage,
                     loss=float(values.losses[flat]),
+                    **judged,
                 )
             )
     return tuple(named)

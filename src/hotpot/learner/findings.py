@@ -25,8 +25,9 @@ class CulpritToken:
     """One loss token whose loss is not finite.
 
     ``position`` counts tokens within the segment (the piece's ``begin`` added). ``term`` is the loss term that is not
-    finite: policy, kl or other; ``cause`` the first value behind it that is not: new_logprob, old_logprob, advantage,
-    reference_logprob, or overflow where all of them are finite. Log-probabilities in nats.
+    finite: policy, kl, value or other; ``cause`` the first value behind it that is not: new_logprob, old_logprob,
+    advantage, reference_logprob, new_value, old_value, returns, or overflow where all of them are finite.
+    Log-probabilities in nats. ``new_value``, ``old_value`` and ``returns`` are the critic's, None without one.
     """
 
     trajectory_id: str
@@ -40,6 +41,9 @@ class CulpritToken:
     reference_logprob: float | None
     advantage: float
     loss: float
+    new_value: float | None = None
+    old_value: float | None = None
+    returns: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

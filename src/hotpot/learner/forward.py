@@ -24,8 +24,10 @@ class TokenScores:
 
     ``logprobs``: log-probability at the training temperature, differentiable. ``model_logprobs``: at temperature 1,
     detached. ``entropy``: of the whole distribution at the training temperature, detached unless asked for with a gradient.
+    ``hidden`` float ``[k, hidden_size]``: the hidden states all of it comes from, differentiable.
     """
 
+    hidden: Tensor
     logprobs: Tensor
     model_logprobs: Tensor
     entropy: Tensor
@@ -71,7 +73,7 @@ def score(
     entropy_gradient: bool = False,
 ) -> TokenScores:
     """Return the log-probability and (where ``spread``, else 0) the entropy of every loss token of ``micro``."""
-    hidden = _hidden(decoder, micro)
+    hidden = hidden_states(decoder, micro)
     logits = decoder.logits(hidden)
     targets = torch.from_numpy(micro.targets)[:, None]
     scaled = logits if temperature == 1.0 else logits / temperature
@@ -84,10 +86,10 @@ def score(
             model_logprobs = logits.log_softmax(dim=-1).gather(-1, targets)[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         spread_over = entropy(distribution) if spread else torch.zeros_like(model_logprobs)
-    return TokenScores(logprobs=logprobs, model_logprobs=model_logprobs, entropy=spread_over)
+    return TokenScores(hidden=hidden, logprobs=logprobs, model_logprobs=model_logprobs, entropy=spread_over)
 
 
-def _hidden(decoder: Decoder, micro: MicroBatch) -> Tensor:
+def hidden_states(decoder: Decoder, micro: MicroBatch) -> Tensor:
     """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``, those of the prefix first.
 
     Raises :class:`LearnerError` where one of them would stand at a position the model does not know.

@@ -68,3 +68,8 @@ def totals(found: Divergences, coefficient: float) -> dict[str, float]:
     for (trajectory, _), values in found.items():
         out[trajectory] = out.get(trajectory, 0.0) + coefficient * float(values.sum())
     return out
+
+
+def costs(found: Divergences, coefficient: float) -> Divergences:
+    """Return what each action token pays for itself: ``coefficient`` times its own."""
+    return {key: coefficient * values for key, values in found.items()}

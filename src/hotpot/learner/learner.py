@@ -2,7 +2,8 @@
 
 ::
 
-    sequences ─► checks ─► pieces ─► advantages by group id ─► batch (fixed order, hash)
+    sequences ─► checks ─► pieces ─► advantages by group id, or ─► batch (fixed order, hash)
+                                   of the critic's values
                                                        │
                   first pass: log-probabilities at the starting weights
                   (no gradient; the first minibatch's come from its own training pass)
@@ -11,7 +12,7 @@
                                                        │
                                                   UpdateResult
 
-Owns the optimiser and its state. Doesn't know who sampled the sequences, where they are stored or when it is called.
+Owns the optimiser, its state and the critic, where there is one. Doesn't know who sampled the sequences, where they are stored or when it is called.
 
 Invariants: the same inputs in the same process settings give the same bits; order of arrival changes nothing; a
 non-finite loss or gradient never reaches the weights; the weights change inside :meth:`Learner.update` and
@@ -22,24 +23,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
 from hotpot.learner import checkpoint
 from hotpot.learner.advantages import Advantages, Member
-from hotpot.learner.batches import Batch, build_batch, check_arrays, check_sequences
-from hotpot.learner.kl_reward import Divergences, divergences
+from hotpot.learner.batches import Batch, build_batch
+from hotpot.learner.checks import check_arrays, check_reference, check_sequences, check_versions
+from hotpot.learner.critic import Critic, state_values
+from hotpot.learner.kl_reward import Divergences, costs, divergences
+from hotpot.learner.minibatches import pass_tokens
 from hotpot.learner.norm_watch import NormWatch
-from hotpot.learner.results import LearnedSequence, NonFiniteError, OptimizerStep, UpdateResult
+from hotpot.learner.reporting import update_result
+from hotpot.learner.results import NonFiniteError, OptimizerStep, UpdateResult
 from hotpot.learner.shaping import RunningScales, shaped_advantages, shaped_batch
+from hotpot.learner.states import PieceEstimates, PieceKey, estimate, piece_states
 from hotpot.learner.steps import UpdateSteps
 from hotpot.learner.terms import UpdateTerms, kernels, settings_text, state_text
-from hotpot.models import Decoder, DecoderConfig, Weights, checksum
+from hotpot.models import Decoder, Weights, checksum
 
 
 class Learner:
-    """Improves one decoder by clipped policy gradients with group-relative advantages.
+    """Improves one decoder by clipped policy gradients, with group-relative advantages or a critic's.
 
     Parameters
     ----------
@@ -74,7 +81,7 @@ class Learner:
                 f"learner.kl_coefficient = {settings.kl_coefficient} needs a reference policy; give one, or set it to 0"
             )
         if reference is not None:
-            _check_reference(reference.config, decoder.config)
+            check_reference(reference.config, decoder.config)
         self.decoder, self.settings, self.reference = decoder, settings, reference
         self._reference_checksum = None if reference is None else checksum(reference.state_dict())
         self.total_updates, self.seed, self.temperature = total_updates, seed, temperature
@@ -89,8 +96,9 @@ class Learner:
         self.scales = RunningScales()
         self._skipped_in_a_row: list[tuple[str, ...]] = []
         self._watch = NormWatch(settings.max_grad_norm_ratio)
+        self.critic = None if settings.critic == "none" else Critic(decoder, settings.critic)
         self._optimizer = torch.optim.AdamW(
-            decoder.parameters(),
+            [{"params": list(part.parameters())} for part in (decoder, *self._modules.values())],
             lr=settings.learning_rate,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
@@ -118,21 +126,10 @@ class Learner:
         """
         if not sequences:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
-        config = self.decoder.config
-        check_arrays(sequences, vocab_size=config.vocab_size)
-        pieces = [piece for sequence in sequences for piece in cut_sequence(sequence, self._cutting)]
-        check_sequences(pieces, max_context_tokens=config.max_context_tokens)
-        advantages, scales = self._advantages(sequences, peers)
-        batch = build_batch(pieces, advantages, merge=self.settings.advantage_merge)
-        batch, scales = shaped_batch(batch, self.settings, scales)
-        staleness = policy_version - batch.policy_versions
-        if len(staleness) and staleness.min() < 0:
-            raise LearnerError(
-                f"update {update} at policy version {policy_version} was given tokens of version "
-                f"{batch.policy_versions.max()}, which it cannot have made; load the checkpoint they belong to"
-            )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate(update)
+        batch, advantages, scales = self._batch(sequences, peers)
+        check_versions(batch, update=update, policy_version=policy_version)
+        for group, rate in zip(self._optimizer.param_groups, self._rates(update), strict=False):
+            group["lr"] = rate
         run = UpdateSteps(
             self.decoder,
             self._optimizer,
@@ -144,6 +141,7 @@ class Learner:
             update=update,
             policy_version=policy_version,
             watch=self._watch,
+            critic=self.critic,
         )
         terms = self._terms(run, policy_version)
         steps: list[OptimizerStep] = []
@@ -152,8 +150,17 @@ class Learner:
             self._count(step)
             if len(self._skipped_in_a_row) >= self.settings.max_skipped_in_a_row:
                 break
-        result = self._result(
-            run, batch, advantages, steps, terms, update=update, policy_version=policy_version
+        result = update_result(
+            run,
+            batch,
+            steps,
+            terms,
+            groups=advantages.groups,
+            update=update,
+            policy_version=policy_version,
+            epochs=self.settings.epochs,
+            learning_rate=self.learning_rate(update),
+            has_reference=self.reference is not None,
         )
         self._check_skips(result)
         self.update_number, self.scales = update, scales
@@ -168,6 +175,13 @@ class Learner:
         progress = min(max(update - 1 - self.lost_updates, 0) / max(self.total_updates - 1, 1), 1.0)
         return self.settings.learning_rate * (1 - (1 - self.settings.final_learning_rate_share) * progress)
 
+    def _rates(self, update: int) -> tuple[float, float]:
+        """Return the learning rates of ``update``: the policy's, and that of the critic's own weights."""
+        rate, settings = self.learning_rate(update), self.settings
+        if settings.critic_learning_rate is None or settings.learning_rate == 0:
+            return rate, rate
+        return rate, settings.critic_learning_rate * (rate / settings.learning_rate)
+
     def weights(self) -> Weights:
         """Return the policy's weights by name. They are live: copy them before the next update changes them."""
         return {name: tensor.detach() for name, tensor in self.decoder.state_dict().items()}
@@ -180,14 +194,14 @@ class Learner:
             skipped_in_a_row=tuple(self._skipped_in_a_row),
             scales=self.scales.to_dict(),
         )
-        checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files)
+        checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files, self._modules)
 
     def load(self, folder: Path) -> None:
         """Take up weights, optimiser state and counters from ``folder``.
 
         Raises :class:`ModelFilesError` where a file is missing, truncated or of another model; nothing is changed then.
         """
-        counters = checkpoint.read(folder, self.decoder, self._optimizer)
+        counters = checkpoint.read(folder, self.decoder, self._optimizer, self._modules)
         self.update_number, self.optimizer_steps = counters.update, counters.optimizer_steps
         self._skipped_in_a_row = list(counters.skipped_in_a_row)
         self.scales = RunningScales.from_dict(counters.scales)
@@ -197,65 +211,59 @@ class Learner:
         are measured against (``learner.max_grad_norm_ratio``)."""
         self._watch.recall(norms)
 
-    def _advantages(
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        """What is learned beside the policy, by the name a checkpoint gives it."""
+        return {} if self.critic is None else {"critic": self.critic}
+
+    def _batch(
         self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]
-    ) -> tuple[Advantages, RunningScales]:
+    ) -> tuple[Batch, Advantages, RunningScales]:
+        """Return the batch of ``sequences``, its advantages by trajectory, and the scales after it."""
+        settings, config = self.settings, self.decoder.config
+        check_arrays(sequences, vocab_size=config.vocab_size)
+        pieces = [piece for sequence in sequences for piece in cut_sequence(sequence, self._cutting)]
+        check_sequences(pieces, max_context_tokens=config.max_context_tokens)
+        found: Divergences = {}
+        if self.reference is not None and settings.kl_in == "reward":
+            found = divergences(self.reference, sequences, settings, self.temperature)
         members = {
             s.trajectory_id: Member(trajectory_id=s.trajectory_id, group_id=s.group_id, reward=s.reward)
             for s in sequences
         }
-        found: Divergences = {}
-        if self.reference is not None and self.settings.kl_in == "reward":
-            found = divergences(self.reference, sequences, self.settings, self.temperature)
-        return shaped_advantages(
-            list(members.values()), peers, self.settings, divergence=found, scales=self.scales
+        advantages, scales = shaped_advantages(
+            list(members.values()), peers, settings, divergence=found, scales=self.scales
         )
+        estimates = None if self.critic is None else self._estimates(self.critic, pieces, found)
+        batch = build_batch(pieces, advantages, merge=settings.advantage_merge, estimates=estimates)
+        batch, scales = shaped_batch(batch, settings, scales)
+        return batch, advantages, scales
 
-    def _result(
-        self,
-        run: UpdateSteps,
-        batch: Batch,
-        advantages: Advantages,
-        steps: Sequence[OptimizerStep],
-        terms: UpdateTerms,
-        *,
-        update: int,
-        policy_version: int,
-    ) -> UpdateResult:
-        """Return what ``run`` came to, whole or cut off."""
-        staleness = policy_version - batch.policy_versions
-        fresh = ~run.replayed.mask
-        # What a piece lost of its context, the sampler saw: their log-probabilities are not comparable.
-        comparable = (staleness == 0) & batch.whole_context & fresh
-        staleness = staleness[fresh]
-        return UpdateResult(
-            update=update,
-            policy_version=policy_version,
-            batch_hash=batch.hash,
-            groups=advantages.groups,
-            num_trajectories=len(batch.owners),
-            num_tokens=batch.num_tokens,
-            num_loss_tokens=batch.num_loss_tokens,
-            num_padding_tokens=run.num_padding,
-            num_shared_tokens=run.num_shared,
-            epochs=self.settings.epochs,
-            steps=tuple(steps),
-            learning_rate=self.learning_rate(update),
-            has_reference=self.reference is not None,
-            agreement=run.agreement(comparable),
-            advantage_mean=float(batch.advantages.mean()) if len(batch.advantages) else 0.0,
-            advantage_std=float(batch.advantages.std()) if len(batch.advantages) else 0.0,
-            staleness_mean=float(staleness.mean()) if len(staleness) else 0.0,
-            staleness_max=int(staleness.max()) if len(staleness) else 0,
-            learned=_learned(batch, run),
-            terms=terms,
+    def _estimates(
+        self, critic: Critic, pieces: Sequence[TrainingSequence], found: Divergences
+    ) -> dict[PieceKey, PieceEstimates]:
+        """Return what the critic, as it stands before the update, makes of every piece; tokens pay for ``found``."""
+        settings = self.settings
+        states = piece_states(pieces, settings.gae_level)
+        limit = pass_tokens(settings, pieces)
+        values = state_values(critic, self.decoder, states, max_tokens=limit, packing=settings.packing)
+        return estimate(
+            states,
+            values,
+            discount=settings.discount,
+            gae_lambda=settings.gae_lambda,
+            costs=costs(found, settings.kl_coefficient),
         )
 
     def _terms(self, run: UpdateSteps, policy_version: int) -> UpdateTerms:
         """Return what ``run`` is about to hang on besides its batch."""
         return UpdateTerms(
             settings=settings_text(self.settings),
-            state=state_text(optimizer_steps=self.optimizer_steps, skipped_in_a_row=self._skipped_in_a_row),
+            state=state_text(
+                optimizer_steps=self.optimizer_steps,
+                skipped_in_a_row=self._skipped_in_a_row,
+                scales=self.scales.to_dict(),
+            ),
             temperature=self.temperature,
             total_updates=self.total_updates,
             lost_updates=self.lost_updates,
@@ -286,41 +294,3 @@ class Learner:
                 "learner.learning_rate or go back to a checkpoint",
                 result,
             )
-
-
-def _check_reference(reference: DecoderConfig, policy: DecoderConfig) -> None:
-    """Raise :class:`LearnerError` where the reference cannot score whatever the policy can say."""
-    if reference.vocab_size != policy.vocab_size:
-        raise LearnerError(
-            f"the reference has a vocabulary of {reference.vocab_size} tokens, the policy one of {policy.vocab_size}; "
-            "both must read the same token ids: set learner.reference_path to a model with the policy's tokenizer"
-        )
-    if reference.max_context_tokens < policy.max_context_tokens:
-        raise LearnerError(
-            f"the reference has a context of {reference.max_context_tokens} tokens, less than the policy's "
-            f"{policy.max_context_tokens}; set learner.reference_path to a model whose context is at least as long"
-        )
-
-
-def _learned(batch: Batch, run: UpdateSteps) -> tuple[LearnedSequence, ...]:
-    """Return what the update learned from each token of each sequence, in the batch's order."""
-    learned, old = [], run.old
-    for position, member in enumerate(batch.sequences):
-        mask = member.sequence.loss_mask
-        learned.append(
-            LearnedSequence(
-                position=position,
-                trajectory_id=member.sequence.trajectory_id,
-                group_id=member.sequence.group_id,
-                segment=member.sequence.segment,
-                begin=member.sequence.begin,
-                weight=member.sequence.weight,
-                tokens=member.sequence.tokens,
-                loss_mask=mask.astype("int32"),
-                advantages=member.per_token(batch.advantages),
-                returns=(mask * member.sequence.reward).astype("float32"),
-                old_logprobs=member.per_token(old),
-                new_logprobs=member.per_token(run.first),
-            )
-        )
-    return tuple(learned)

@@ -70,13 +70,27 @@ def own_advantages(
 
     ``pieces`` in order of ``begin``; together they own every action token of the segment they hold.
     """
-    own = [piece.begin + np.flatnonzero(piece.loss_mask).astype(np.int64) for piece in pieces]
-    places = np.sort(np.concatenate(own))
+    places = action_places(pieces)
     windows = []
     for piece in pieces:
+        held = places_within(piece, places)
+        values = estimate(piece, places[held] - piece.begin)
         end = piece.begin + len(piece.tokens)
-        first, stop = np.searchsorted(places, [piece.begin, end])
-        values = estimate(piece, places[first:stop] - piece.begin)
-        windows.append(WindowEstimates(begin=piece.begin, end=end, first=int(first), values=values))
+        windows.append(WindowEstimates(begin=piece.begin, end=end, first=held.start, values=values))
     merged = merge_estimates(windows, places, method)
-    return [merged[np.searchsorted(places, mine)] for mine in own]
+    return [merged[np.searchsorted(places, _own(piece))] for piece in pieces]
+
+
+def action_places(pieces: Sequence[TrainingSequence]) -> NDArray[np.int64]:
+    """Return where the action tokens of a segment stand in it, int64 ``[n]`` ascending, from all its pieces."""
+    return np.sort(np.concatenate([_own(piece) for piece in pieces]))
+
+
+def places_within(piece: TrainingSequence, places: NDArray[np.int64]) -> slice:
+    """Return which of the segment's action ``places`` ``piece`` can estimate: those with a token of it before them."""
+    first, stop = np.searchsorted(places, [piece.begin + 1, piece.begin + len(piece.tokens)])
+    return slice(int(first), int(stop))
+
+
+def _own(piece: TrainingSequence) -> NDArray[np.int64]:
+    return piece.begin + np.flatnonzero(piece.loss_mask).astype(np.int64)

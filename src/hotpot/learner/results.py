@@ -21,9 +21,11 @@ from hotpot.learner.terms import UpdateTerms
 class OptimizerStep:
     """One optimiser step, taken or skipped.
 
-    ``loss`` = ``policy_loss`` + ``kl_loss`` - entropy bonus, in nats; ``grad_norm`` before clipping; ``entropy`` is a sum over loss
-    tokens in nats. ``hash`` is over the pieces in it and their layout in passes; ``value_loss`` is None without a value
-    function. ``finding`` says what was wrong with it, also where it was taken all the same.
+    ``loss`` is the sum of its terms, in nats, their coefficients applied: ``policy_loss``, ``kl_loss``, ``entropy_loss``
+    (negative where there is a bonus) and ``value_loss`` (None without a critic). ``grad_norm`` before clipping, of all
+    that is clipped with the policy's: a value head is, a separate critic is not. ``entropy`` is a sum over loss tokens in
+    nats. ``hash`` is over the pieces in it and their layout in passes. ``finding`` says what was wrong with it, also where
+    it was taken all the same.
     """
 
     epoch: int
@@ -36,6 +38,7 @@ class OptimizerStep:
     statistics: LossStatistics
     num_trajectories: int
     hash: str
+    entropy_loss: float = 0.0
     value_loss: float | None = None
     finding: Finding | None = None
 
@@ -55,9 +58,10 @@ class LearnedSequence:
     """One sequence of the batch with what was learned from each of its tokens; arrays ``[n]``, 0 under the mask.
 
     ``tokens`` int32; ``loss_mask`` int32 (1 or 0); ``advantages``, ``returns``, ``old_logprobs``, ``new_logprobs``
-    float32. ``returns`` is the trajectory's total reward (no discount, reward at the end). ``new_logprobs`` are at the
-    weights the update started from and at the training temperature. ``position`` counts sequences from 0; ``begin`` and
-    ``weight`` are the sequence's own.
+    float32. ``returns`` is what the critic learned, without one the trajectory's total reward (no discount, reward at the
+    end). ``advantages`` are those learned with, except that ``advantage_normalization = "minibatch"`` puts them on a scale
+    anew in each optimiser step. ``new_logprobs`` are at the weights the update started from and at the training
+    temperature. ``position`` counts sequences from 0; ``begin`` and ``weight`` are the sequence's own.
     """
 
     position: int
@@ -92,10 +96,12 @@ class Agreement:
 class UpdateResult:
     """One update. With no group with signal ``steps`` and ``learned`` are empty and every mean is 0.
 
+    ``explained_variance``: the share of the returns' variance over loss tokens that the critic's values explained before
+    the update (1 is all, 0 as good as any constant, below worse); None without a critic, or where returns do not vary.
+
     Counts: ``num_tokens`` given and sampled tokens of the batch; ``num_padding_tokens`` padding that one pass over it
     computes, ``num_shared_tokens`` those it computes once for several rows. Advantages are over the
-    batch's loss tokens, staleness over those that were not replayed. ``value_loss`` and ``explained_variance`` are None
-    without a value function.
+    batch's loss tokens, staleness over those that were not replayed.
     """
 
     update: int
@@ -118,7 +124,6 @@ class UpdateResult:
     staleness_max: int
     learned: tuple[LearnedSequence, ...]
     terms: UpdateTerms
-    value_loss: float | None = None
     explained_variance: float | None = None
 
     @property
@@ -162,8 +167,13 @@ class UpdateResult:
         return self._each(lambda step: step.kl_loss)
 
     @property
+    def entropy_losses(self) -> NDArray[np.float64]:
+        """Entropy term of each optimiser step taken, in order, coefficient applied; 0 without a bonus."""
+        return self._each(lambda step: step.entropy_loss)
+
+    @property
     def value_losses(self) -> NDArray[np.float64]:
-        """Value term of each optimiser step taken, in order; empty without a value function."""
+        """Value term of each optimiser step taken, in order, coefficient applied; empty without a critic."""
         values = [step.value_loss for step in self.taken if step.value_loss is not None]
         return np.array(values, dtype=np.float64)
 
@@ -191,6 +201,11 @@ class UpdateResult:
     def kl_loss(self) -> float:
         """Mean KL term over the optimiser steps taken, coefficient applied."""
         return _mean(self.kl_losses)
+
+    @property
+    def value_loss(self) -> float | None:
+        """Mean value term over the optimiser steps taken, coefficient applied; None where no critic learned."""
+        return _mean(self.value_losses) if len(self.value_losses) else None
 
     @property
     def grad_norm(self) -> float:

@@ -7,7 +7,8 @@ Owns the order of these steps and what the learner remembers between updates for
     rewards ─► minus KL ─► reward_normalization ─► baseline ─► tokens ─► advantage_normalization
 
 Under ``reinforce_pp`` the KL is no total of the trajectory: each token pays for itself and those after it
-(REINFORCE++, arXiv:2501.03262), and the tokens' advantages are normalised over the batch.
+(REINFORCE++, arXiv:2501.03262), and the tokens' advantages are normalised over the batch. Under ``gae`` a critic stands in
+for the baseline, and each token pays its KL from what it earned.
 
 Invariants: with every choice at its default advantages are the baseline's by the bit; order of arrival changes nothing;
 state in, state out.
@@ -18,12 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hotpot.config.recipe import LearnerSection
-from hotpot.learner.advantages import Advantages, Member, group_advantages
+from hotpot.learner.advantages import Advantages, Member, compared_with_no_group, group_advantages
 from hotpot.learner.batches import Batch
 from hotpot.learner.kl_reward import Divergences, to_go, totals
-from hotpot.learner.normalization import Moments, normalize
+from hotpot.learner.normalization import Moments, normalize, standardize
 from hotpot.learner.order import natural_key
 
 
@@ -55,8 +57,10 @@ def shaped_advantages(
     """Return the advantages of ``members`` and the scales after them.
 
     ``peers`` count in their groups' baselines, not in the running scale. ``divergence`` is empty unless the KL is in the
-    reward.
+    reward. Under ``gae`` nobody is compared: the critic's estimates come later (:mod:`hotpot.learner.states`).
     """
+    if settings.advantages == "gae":
+        return compared_with_no_group(members), scales
     everyone = [*members, *peers]
     by_token = settings.advantages == "reinforce_pp"
     paid = {} if by_token else totals(divergence, settings.kl_coefficient)
@@ -85,12 +89,24 @@ def shaped_batch(
 ) -> tuple[Batch, RunningScales]:
     """Return ``batch`` with its tokens' advantages on the scale the recipe says, and the scales after it."""
     how = "batch" if settings.advantages == "reinforce_pp" else settings.advantage_normalization
-    if how == "none":
+    if how == "none" or how == "minibatch":  # noqa: PLR1714
         return batch, scales
     numbers = {group: number for number, group in enumerate(dict.fromkeys(_groups(batch)))}
     groups = np.array([numbers[group] for group in _groups(batch)], dtype=np.int64)[batch.sequence_numbers]
-    values, moments = normalize(batch.advantages, how, groups=groups, state=scales.advantage)
+    values, moments = normalize(
+        batch.advantages, how, groups=groups, state=scales.advantage, floor=settings.advantage_floor
+    )
     return batch.with_advantages(values), replace(scales, advantage=moments)
+
+
+def step_advantages(batch: Batch, flat: NDArray[np.int64], settings: LearnerSection) -> NDArray[np.float64]:
+    """Return the advantages that an optimiser step over the loss tokens ``flat`` int64 ``[k]`` learns with, float64
+    ``[N]``: the batch's, or, where the recipe says so, those of its own tokens on their own scale, 0 elsewhere."""
+    if settings.advantage_normalization != "minibatch":
+        return batch.advantages
+    inside = np.zeros(batch.num_loss_tokens, dtype=np.bool_)
+    inside[flat] = True
+    return standardize(batch.advantages, inside, floor=settings.advantage_floor)
 
 
 def _groups(batch: Batch) -> list[str]:

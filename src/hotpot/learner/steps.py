@@ -8,7 +8,6 @@ gradient and leaves the first minibatch out: that one's own training pass has th
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -18,32 +17,21 @@ from torch import Tensor
 
 from hotpot.config.recipe import LearnerSection
 from hotpot.learner import masked
-from hotpot.learner.batches import Batch, BatchSequence, deal
-from hotpot.learner.culprits import Suspects, TokenValues, find
+from hotpot.learner.batches import Batch, BatchSequence
+from hotpot.learner.critic import Critic
+from hotpot.learner.culprits import CriticValues, Suspects, TokenValues, find
 from hotpot.learner.findings import Finding
 from hotpot.learner.forward import TokenScores, score
-from hotpot.learner.losses import LossInput, LossOutput, LossSettings, LossStatistics, policy_loss
+from hotpot.learner.gradients import Gradients
+from hotpot.learner.losses import LossInput, LossSettings, policy_loss
+from hotpot.learner.minibatches import Minibatch, pass_tokens, plan
 from hotpot.learner.norm_watch import NormWatch
-from hotpot.learner.passes import MicroBatch, cut, layout_hash
+from hotpot.learner.pass_loss import PassLoss, StepSums, judge
+from hotpot.learner.passes import MicroBatch, cut
 from hotpot.learner.replayed import Decoupled, Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
-from hotpot.learner.weights import token_weights
+from hotpot.learner.value_loss import explained_variance
 from hotpot.models import Decoder
-
-PASS_TOKENS = 2048
-"""Padded tokens of one pass where the recipe allows as many: what a layer computes then stays in the processor's cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Minibatch:
-    """What one optimiser step learns from. ``weights`` float64 ``[N]``: weight of each of the batch's loss tokens in the
-    step's mean (times its trajectory's own weight), 0 for those of other minibatches."""
-
-    epoch: int
-    index: int
-    members: Sequence[BatchSequence]
-    micros: Sequence[MicroBatch]
-    weights: NDArray[np.float64]
 
 
 class UpdateSteps:
@@ -51,7 +39,7 @@ class UpdateSteps:
 
     ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights, at the training temperature and
     at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``: which loss tokens are.
-    ``pass_tokens`` bounds a pass.
+    ``pass_tokens`` bounds a pass. A ``critic`` is the one the batch was estimated with.
     """
 
     def __init__(
@@ -67,37 +55,23 @@ class UpdateSteps:
         update: int,
         policy_version: int,
         watch: NormWatch,
+        critic: Critic | None = None,
     ) -> None:
         self._watch = watch
         self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
+        self._critic = critic
+        self._gradients = Gradients(decoder, critic, max_norm=settings.max_grad_norm)
         self._settings, self._batch, self._temperature = settings, batch, temperature
-        self._loss_settings = LossSettings(
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            clip_dual=settings.clip_dual,
-            ratio=settings.ratio,
-            kl_coefficient=settings.kl_coefficient if settings.kl_in == "loss" else 0.0,
-            kl_estimator=settings.kl_estimator,
-            entropy_coefficient=settings.entropy_coefficient,
-        )
+        self._loss_settings = _loss_settings(settings)
         self._sequences = batch.sequence_numbers
-        self.pass_tokens = min(settings.micro_batch_tokens, max(PASS_TOKENS, _longest(batch)))
+        self.pass_tokens = pass_tokens(settings, [member.sequence for member in batch.sequences])
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
-        self._entropy = np.zeros(batch.num_loss_tokens)
         self._recompute = settings.old_logprobs == "recomputed"
         self.replayed = Replayed.of(batch)
         self._decoupled = Decoupled.of(batch, settings, policy_version)
         self._reference_logprobs: NDArray[np.float64] | None = None
-        self._plan = [
-            [
-                self._minibatch(epoch, index, members)
-                for index, members in enumerate(
-                    deal(batch, minibatches=settings.minibatches, seed=seed, update=update, epoch=epoch)
-                )
-            ]
-            for epoch in range(settings.epochs)
-        ]
+        self._plan = plan(batch, settings, seed=seed, update=update, max_tokens=self.pass_tokens)
 
     def run(self) -> Iterator[OptimizerStep]:
         """Take the optimiser steps one by one; each is yielded after it was taken or skipped."""
@@ -118,6 +92,15 @@ class UpdateSteps:
     def recomputes(self) -> bool:
         """Whether :attr:`old` is recomputed anywhere."""
         return self._recompute or self._decoupled.any
+
+    @cached_property
+    def explained_variance(self) -> float | None:
+        """Share of the returns' variance over loss tokens that the critic's values explain; None without a critic."""
+        values, returns = self._batch.values, torch.from_numpy(self._batch.returns)
+        if values is None:
+            return None
+        everything = torch.ones_like(returns, dtype=torch.bool)
+        return explained_variance(torch.from_numpy(values), returns, everything)
 
     @cached_property
     def num_padding(self) -> int:
@@ -143,19 +126,6 @@ class UpdateSteps:
             mean=float(masked.mean(values, mask)),
         )
 
-    def _minibatch(self, epoch: int, index: int, members: Sequence[BatchSequence]) -> Minibatch:
-        lengths = torch.tensor([len(member.loss_positions) for member in members])
-        owners = torch.tensor([member.owner for member in members])
-        mask = torch.arange(int(lengths.max())) < lengths[:, None]
-        weights = np.zeros(self._batch.num_loss_tokens)
-        flat = np.concatenate([np.arange(member.start, member.stop) for member in members])
-        given = torch.tensor([member.sequence.weight for member in members], dtype=torch.float64)
-        length = self._settings.aggregation_tokens
-        shares = token_weights(mask, owners, self._settings.aggregation, fixed_length=length) * given[:, None]
-        weights[flat] = shares[mask].numpy()
-        micros = self._passes(members)
-        return Minibatch(epoch=epoch, index=index, members=members, micros=micros, weights=weights)
-
     def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
         return cut(members, max_tokens=self.pass_tokens, packing=self._settings.packing)
 
@@ -175,45 +145,42 @@ class UpdateSteps:
 
     def _step(self, minibatch: Minibatch, *, starting: bool) -> OptimizerStep:
         self._optimizer.zero_grad(set_to_none=True)
-        policy, divergence, bonus, spread = 0.0, 0.0, 0.0, 0.0
-        statistics = LossStatistics()
-        new, losses = np.zeros_like(self.first), np.zeros_like(self.first)
+        sums = StepSums(self._batch.num_loss_tokens, judges=self._critic is not None)
         for micro in minibatch.micros:
-            scores, output = self._forward(micro, minibatch, starting=starting)
-            new[micro.flat] = scores.logprobs.detach().numpy()
-            losses[micro.flat] = output.token_losses.numpy()
-            if np.isfinite(losses).all():
-                output.loss.backward()  # type: ignore[no-untyped-call]
-            policy += float(output.policy_loss)
-            divergence += float(output.kl_loss)
-            bonus += float(output.entropy_loss)
-            spread += float(scores.entropy.detach().double().sum())
-            statistics += output.statistics
-        norm, finding = self._finish(minibatch, new, losses)
+            one = self._forward(micro, minibatch, starting=starting)
+            sums.add(one)
+            if not sums.broken:
+                one.loss.backward()  # type: ignore[no-untyped-call]
+        norm, finding = self._finish(minibatch, sums)
         return OptimizerStep(
             epoch=minibatch.epoch,
             minibatch=minibatch.index,
-            loss=policy + divergence + bonus,
-            policy_loss=policy,
-            kl_loss=divergence,
+            loss=sums.loss,
+            policy_loss=sums.policy_loss,
+            kl_loss=sums.kl_loss,
+            entropy_loss=sums.entropy_loss,
+            value_loss=sums.value_loss,
             grad_norm=norm,
-            entropy=spread,
-            statistics=statistics,
-            num_trajectories=len({member.owner for member in minibatch.members}),
-            hash=layout_hash(minibatch.members, minibatch.micros),
+            entropy=sums.entropy,
+            statistics=sums.statistics,
+            num_trajectories=minibatch.num_trajectories,
+            hash=minibatch.hash,
             finding=finding,
         )
 
-    def _forward(
-        self, micro: MicroBatch, minibatch: Minibatch, *, starting: bool = False
-    ) -> tuple[TokenScores, LossOutput]:
+    def _forward(self, micro: MicroBatch, minibatch: Minibatch, *, starting: bool = False) -> PassLoss:
         """Return what one pass of the step comes to; ``starting``: its weights are those the update starts from."""
         explores = self._loss_settings.entropy_coefficient > 0
         scores = score(self._decoder, micro, temperature=self._temperature, entropy_gradient=explores)
         if starting:
             self.first[micro.flat] = scores.logprobs.detach().numpy()
             self.first_model[micro.flat] = scores.model_logprobs.numpy()
-        return scores, policy_loss(self._loss_input(scores, micro, minibatch), self._loss_settings)
+        policy = policy_loss(self._loss_input(scores, micro, minibatch), self._loss_settings)
+        judged = None
+        if self._critic is not None:
+            values = self._critic.values(micro, scores.hidden)
+            judged = judge(values, self._batch, micro, minibatch.weights, self._settings)
+        return PassLoss(micro=micro, scores=scores, policy=policy, judged=judged)
 
     def _loss_input(self, scores: TokenScores, micro: MicroBatch, minibatch: Minibatch) -> LossInput:
         def pick(values: NDArray[np.float64]) -> Tensor:
@@ -223,7 +190,7 @@ class UpdateSteps:
         return LossInput(
             new_logprobs=scores.logprobs.double(),
             old_logprobs=pick(self.old),
-            advantages=pick(self._batch.advantages),
+            advantages=pick(minibatch.advantages),
             weights=torch.from_numpy(self._weights(micro, minibatch)),
             mask=torch.ones(len(micro.flat), dtype=torch.bool),
             reference_logprobs=reference,
@@ -242,40 +209,12 @@ class UpdateSteps:
         factors = importance(proximal[flat], sampled[flat], self._decoupled.caps[flat])
         return np.where(self._decoupled.mask[flat], weights * factors, weights)
 
-    def _finish(
-        self, minibatch: Minibatch, new: NDArray[np.float64], losses: NDArray[np.float64]
-    ) -> tuple[float, Finding | None]:
-        """Step the optimiser, or skip; return the gradient norm before clipping and what was found wrong, if anything.
-
-        ``new``, ``losses`` float64 ``[N]``: log-probability and unweighted loss of the step's tokens, 0 elsewhere.
-        """
-        broken, norm = np.flatnonzero(~np.isfinite(losses)), math.nan
-        if not len(broken):
-            norm = float(
-                torch.nn.utils.clip_grad_norm_(self._decoder.parameters(), self._settings.max_grad_norm)
-            )
+    def _finish(self, minibatch: Minibatch, sums: StepSums) -> tuple[float, Finding | None]:
+        """Step the optimiser, or skip; return the gradient norm before clipping and what was found wrong, if anything."""
+        norm = math.nan if sums.broken else self._gradients.clip()
         finding = None
         if not math.isfinite(norm) or self._watch.exploding(norm):
-            values = TokenValues(
-                old=self.old,
-                new=new,
-                advantages=self._batch.advantages,
-                losses=losses,
-                reference=self._reference_logprobs,
-            )
-            suspects = Suspects(
-                members=minibatch.members,
-                passes=[_members(micro, minibatch.members) for micro in minibatch.micros],
-                norm_of=lambda part: self._gradient_norm(part, minibatch),
-            )
-            finding = find(
-                suspects,
-                values,
-                broken.tolist(),
-                norm,
-                watch=self._watch,
-                skip_exploding=self._settings.skip_exploding,
-            )
+            finding = self._find(minibatch, sums, norm)
         if finding is not None and finding.skipped:
             self._optimizer.zero_grad(set_to_none=True)
         else:
@@ -283,24 +222,41 @@ class UpdateSteps:
             self._watch.observe(norm)
         return norm, finding
 
-    def _gradient_norm(self, part: Sequence[BatchSequence], minibatch: Minibatch) -> float:
-        """Return the norm of what ``part`` of the step adds to its gradient, before clipping; leaves ``.grad`` alone."""
-        parameters = list(self._decoder.parameters())
-        total = [torch.zeros_like(parameter) for parameter in parameters]
-        for micro in self._passes(part):
-            _, output = self._forward(micro, minibatch)
-            gradients = torch.autograd.grad(output.loss, parameters, allow_unused=True)
-            for whole, gradient in zip(total, gradients, strict=True):
-                if gradient is not None:
-                    whole += gradient
-        return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in total])))
+    def _find(self, minibatch: Minibatch, sums: StepSums, norm: float) -> Finding:
+        """Return what is wrong with a step that has come to ``sums`` and a gradient of ``norm``."""
+        batch, critic = self._batch, None
+        if batch.values is not None and sums.values is not None:
+            critic = CriticValues(new=sums.values, old=batch.values, returns=batch.returns)
+        return find(
+            Suspects(
+                members=minibatch.members,
+                passes=minibatch.pass_members,
+                norm_of=lambda part: self._gradients.norm_of(
+                    self._forward(micro, minibatch).loss for micro in self._passes(part)
+                ),
+            ),
+            TokenValues(
+                old=self.old,
+                new=sums.new,
+                advantages=minibatch.advantages,
+                losses=sums.losses,
+                reference=self._reference_logprobs,
+                critic=critic,
+            ),
+            sums.broken,
+            norm,
+            watch=self._watch,
+            skip_exploding=self._settings.skip_exploding,
+        )
 
 
-def _members(micro: MicroBatch, members: Sequence[BatchSequence]) -> list[BatchSequence]:
-    """Return the sequences that stand in one pass, in the batch's order."""
-    inside = set(micro.flat.tolist())
-    return [member for member in members if member.start in inside]
-
-
-def _longest(batch: Batch) -> int:
-    return max((len(member.sequence.tokens) + 7 for member in batch.sequences), default=0)
+def _loss_settings(settings: LearnerSection) -> LossSettings:
+    return LossSettings(
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        clip_dual=settings.clip_dual,
+        ratio=settings.ratio,
+        kl_coefficient=settings.kl_coefficient if settings.kl_in == "loss" else 0.0,
+        kl_estimator=settings.kl_estimator,
+        entropy_coefficient=settings.entropy_coefficient,
+    )

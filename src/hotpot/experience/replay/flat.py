@@ -47,7 +47,10 @@ class FlatBatch:
     segments: NDArray[np.int32]
 
     def sequences(self) -> list[TrainingSequence]:
-        """Return one training sequence per segment of each trajectory, in order: views into the batch."""
+        """Return one training sequence per segment of each trajectory, in order: views into the batch.
+
+        Rewards by token and whether a limit cut the episode are not among the arrays, and left out.
+        """
         if not len(self.tokens):
             return []
         begins = np.concatenate([[True], self.segments[1:] != self.segments[:-1]])

@@ -152,4 +152,5 @@ def _take(sequence: TrainingSequence, piece: Piece) -> TrainingSequence:
         behaviour_logprobs=np.where(mask, sequence.behaviour_logprobs[part], np.float32(0)),
         model_logprobs=np.where(mask, sequence.model_logprobs[part], np.float32(0)),
         token_policy_version=np.where(mask, sequence.token_policy_version[part], np.int32(-1)),
+        rewards=None if sequence.rewards is None else np.where(mask, sequence.rewards[part], 0.0),
     )

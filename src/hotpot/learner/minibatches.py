@@ -1,0 +1,103 @@
+"""The plan of an update: which optimiser step learns from which loss tokens, in which passes, with which weights.
+
+Owns the plan; it is made before the first step and hangs on nothing that a step changes. Computes nothing of a model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotpot.config.recipe import LearnerSection
+from hotpot.experience import TrainingSequence
+from hotpot.learner.batches import Batch, BatchSequence, deal
+from hotpot.learner.passes import MicroBatch, cut, layout_hash
+from hotpot.learner.shaping import step_advantages
+from hotpot.learner.weights import token_weights
+
+PASS_TOKENS = 2048
+"""Padded tokens of one pass where the recipe allows as many: what a layer computes then stays in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Minibatch:
+    """What one optimiser step learns from.
+
+    ``weights`` float64 ``[N]``: weight of each of the batch's loss tokens in the step's mean (times its trajectory's own
+    weight), 0 for those of other minibatches. ``advantages`` float64 ``[N]``: those it learns with.
+    """
+
+    epoch: int
+    index: int
+    members: Sequence[BatchSequence]
+    micros: Sequence[MicroBatch]
+    weights: NDArray[np.float64]
+    advantages: NDArray[np.float64]
+
+    @property
+    def hash(self) -> str:
+        """Hash over the pieces in it and their layout in passes."""
+        return layout_hash(self.members, self.micros)
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories in it."""
+        return len({member.owner for member in self.members})
+
+    @property
+    def pass_members(self) -> list[list[BatchSequence]]:
+        """The sequences that stand in each pass, in the batch's order."""
+        inside = [set(micro.flat.tolist()) for micro in self.micros]
+        return [[member for member in self.members if member.start in flat] for flat in inside]
+
+
+def plan(
+    batch: Batch, settings: LearnerSection, *, seed: int, update: int, max_tokens: int
+) -> list[list[Minibatch]]:
+    """Return the minibatches of each epoch, in the order they are learned; passes hold at most ``max_tokens`` tokens."""
+    return [
+        [
+            _minibatch(batch, settings, epoch, index, members, max_tokens=max_tokens)
+            for index, members in enumerate(
+                deal(batch, minibatches=settings.minibatches, seed=seed, update=update, epoch=epoch)
+            )
+        ]
+        for epoch in range(settings.epochs)
+    ]
+
+
+def pass_tokens(settings: LearnerSection, sequences: Sequence[TrainingSequence]) -> int:
+    """Return the largest padded size of a pass over ``sequences``, in tokens."""
+    longest = max((len(sequence.tokens) + 7 for sequence in sequences), default=0)
+    return min(settings.micro_batch_tokens, max(PASS_TOKENS, longest))
+
+
+def _minibatch(
+    batch: Batch,
+    settings: LearnerSection,
+    epoch: int,
+    index: int,
+    members: Sequence[BatchSequence],
+    *,
+    max_tokens: int,
+) -> Minibatch:
+    lengths = torch.tensor([len(member.loss_positions) for member in members])
+    owners = torch.tensor([member.owner for member in members])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    given = torch.tensor([member.sequence.weight for member in members], dtype=torch.float64)
+    shares = token_weights(
+        mask, owners, settings.aggregation, fixed_length=settings.aggregation_tokens
+    ) * given[:, None]  # fmt: skip
+    flat = np.concatenate([np.arange(member.start, member.stop) for member in members])
+    weights = np.zeros(batch.num_loss_tokens)
+    weights[flat] = shares[mask].numpy()
+    return Minibatch(
+        epoch=epoch,
+        index=index,
+        members=members,
+        micros=cut(members, max_tokens=max_tokens, packing=settings.packing),
+        weights=weights,
+        advantages=step_advantages(batch, flat, settings),
+    )

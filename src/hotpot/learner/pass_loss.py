@@ -1,0 +1,120 @@
+"""What one pass of an optimiser step comes to, and the sums over the step's passes.
+
+Owns the addition: the policy's loss and the critic's, pass to pass, and what each loss token had in them. Takes no step.
+
+Invariant: a step's loss is the sum of its recorded terms, in the order policy, KL, entropy, value.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotpot.config.recipe import LearnerSection
+from hotpot.learner.batches import Batch
+from hotpot.learner.forward import TokenScores
+from hotpot.learner.losses import LossOutput, LossStatistics
+from hotpot.learner.passes import MicroBatch
+from hotpot.learner.value_loss import ValueLossInput, value_loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judgement:
+    """The critic's part in one pass: ``values`` float32 ``[k]`` with gradient, ``loss`` the value term to add, coefficient
+    applied, ``token_losses`` float64 ``[k]`` the same by token, unweighted and detached."""
+
+    values: Tensor
+    loss: Tensor
+    token_losses: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassLoss:
+    """One pass: its scores, the policy's loss and the critic's part, None without one."""
+
+    micro: MicroBatch
+    scores: TokenScores
+    policy: LossOutput
+    judged: Judgement | None
+
+    @property
+    def loss(self) -> Tensor:
+        """The scalar to differentiate."""
+        return self.policy.loss if self.judged is None else self.policy.loss + self.judged.loss
+
+    @property
+    def token_losses(self) -> NDArray[np.float64]:
+        """Loss of each loss token of the pass, float64 ``[k]``, unweighted."""
+        losses = self.policy.token_losses
+        if self.judged is not None:
+            losses = losses + self.judged.token_losses
+        return np.asarray(losses.numpy(), dtype=np.float64)
+
+
+def judge(
+    values: Tensor, batch: Batch, micro: MicroBatch, weights: NDArray[np.float64], settings: LearnerSection
+) -> Judgement:
+    """Return what the critic's ``values`` float32 ``[k]`` of the pass's loss tokens come to.
+
+    ``weights`` float64 ``[N]`` are the policy's without the importance of decoupled tokens: a value is of a state, however
+    its action was chosen. Raises :class:`ValueError` where the batch was estimated without a critic.
+    """
+    if batch.values is None:
+        raise ValueError("a critic learns from a batch that was estimated with it")
+    output = value_loss(
+        ValueLossInput(
+            new_values=values.double(),
+            old_values=torch.from_numpy(batch.values[micro.flat]),
+            returns=torch.from_numpy(batch.returns[micro.flat]),
+            weights=torch.from_numpy(weights[micro.flat]),
+            mask=torch.ones(len(micro.flat), dtype=torch.bool),
+        ),
+        clip=settings.value_clip,
+    )
+    coefficient = settings.value_coefficient
+    return Judgement(
+        values=values, loss=coefficient * output.loss, token_losses=coefficient * output.token_losses
+    )
+
+
+class StepSums:
+    """The sums over the passes of one step over a batch of ``num_loss_tokens``.
+
+    ``new``, ``losses`` float64 ``[N]``: log-probability and unweighted loss of the step's tokens, 0 elsewhere; ``values``
+    the same of the critic, None without one. ``entropy`` is a sum over the step's loss tokens.
+    """
+
+    def __init__(self, num_loss_tokens: int, *, judges: bool) -> None:
+        self.policy_loss = self.kl_loss = self.entropy_loss = self.entropy = 0.0
+        self.value_loss = 0.0 if judges else None
+        self.statistics = LossStatistics()
+        self.new, self.losses = np.zeros(num_loss_tokens), np.zeros(num_loss_tokens)
+        self.values = np.zeros(num_loss_tokens) if judges else None
+
+    @property
+    def loss(self) -> float:
+        """The step's loss."""
+        loss = self.policy_loss + self.kl_loss + self.entropy_loss
+        return loss if self.value_loss is None else loss + self.value_loss
+
+    @property
+    def broken(self) -> list[int]:
+        """Loss tokens whose loss is not finite, ascending."""
+        numbers: list[int] = np.flatnonzero(~np.isfinite(self.losses)).tolist()
+        return numbers
+
+    def add(self, one: PassLoss) -> None:
+        """Take one more pass into the sums."""
+        flat = one.micro.flat
+        self.new[flat] = one.scores.logprobs.detach().numpy()
+        self.losses[flat] = one.token_losses
+        self.policy_loss += float(one.policy.policy_loss)
+        self.kl_loss += float(one.policy.kl_loss)
+        self.entropy_loss += float(one.policy.entropy_loss)
+        self.entropy += float(one.scores.entropy.detach().double().sum())
+        self.statistics += one.policy.statistics
+        if one.judged is not None and self.values is not None and self.value_loss is not None:
+            self.values[flat] = one.judged.values.detach().numpy()
+            self.value_loss += float(one.judged.loss.detach())
