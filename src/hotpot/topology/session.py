@@ -228,7 +228,9 @@ class Session:
     def evaluate(self, label: str, num_tasks: int) -> list[EvaluationRow]:
         """Measure the policy being served on hold-out tasks of each environment and record it."""
         rows_of_all: list[EvaluationRow] = []
-        for evaluator in self.evaluators:
+        for one, evaluator in zip(self.environments, self.evaluators, strict=True):
+            if len(self.environments) > 1:
+                self.view.message(f"hold-out tasks of {one.member.name} ({one.environment.name}):")
             with self.timeline.span("evaluate", whole=True):
                 greedy = self.recipe.evaluation.greedy
                 found = evaluator.evaluate(label, self.progress.update, num_tasks, greedy=greedy)
