@@ -152,6 +152,15 @@ def _settings(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
         if _section(info) is None:
             meaning = (info.description or "").replace("``", "`")
             yield (f"`{prefix}{name}`", _setting_type(info), _default(info), meaning)
+            entry = _entry(info)
+            if entry is not None:
+                yield from _settings(entry, f"{prefix}{name}[].")
+
+
+def _entry(info: FieldInfo) -> type[BaseModel] | None:
+    """Return the section that each entry of a list is, if it is one of sections."""
+    found = [one for one in typing.get_args(info.annotation) if isinstance(one, type)]
+    return next((one for one in found if issubclass(one, BaseModel)), None)
 
 
 def _section(info: FieldInfo) -> type[BaseModel] | None:
@@ -192,11 +201,15 @@ def _annotation(annotation: Any) -> str:
         return f"list of {_annotation(arguments[0])}"
     if origin is dict:
         return "table"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "tables"
     names = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
     return names[annotation]
 
 
 def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "none: must be given"
     default = info.get_default(call_default_factory=True, validated_data={})
     if default is None:
         return ""

@@ -210,3 +210,42 @@ def test_no_address_holds_a_password_and_none_is_told(
     with pytest.raises(ValidationError) as caught:
         StoreSection(**section)
     assert "joe" not in str(caught.value)
+
+
+MIX = {
+    "tasks": {"mix": [{"name": "a", "kind": "order_desk"}, {"name": "b", "kind": "order_desk", "weight": 2}]}
+}
+
+
+def test_the_environments_of_a_recipe_are_those_of_its_mix_or_the_one_of_env() -> None:
+    assert [(e.name, e.kind, e.weight) for e in build_recipe(MIX, [], origin="r").environments] == [
+        ("a", "order_desk", 1.0), ("b", "order_desk", 2.0),
+    ]  # fmt: skip
+    (only,) = build_recipe({"env": {"kind": "coin", "params": {"x": 1}}}, [], origin="r").environments
+    assert (only.name, only.kind, only.params, only.weight) == ("env", "coin", {"x": 1}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("env.kind=coin", "env.kind = 'coin' and tasks.mix both say"),
+        ("tasks.pools=true", "nothing to sort where every task is new"),
+        ("tasks.mix=[{name='a', kind='x', weigth=2}]", "unknown setting tasks.mix.0.weigth; nearest: tasks.mix.0.weight"),
+        ("tasks.mix=[{name='a', kind='x'}, {name='a', kind='y'}]", "two environments of one name"),
+        ("tasks.pool_weights={unseen=0, learnable=0}", "nothing new is ever learned"),
+        ("learner.max_grad_norm_ratio=0.5", "would call half of all steps exploding"),
+        ("learner.skip_exploding=true", ""),
+    ],
+)  # fmt: skip
+def test_tasks_that_cannot_work_are_refused(override: str, complaint: str) -> None:
+    if not complaint:
+        assert build_recipe(MIX, [override], origin="r").learner.skip_exploding
+        return
+    with pytest.raises(RecipeError) as caught:
+        build_recipe(MIX, [override], origin="r")
+    assert complaint in str(caught.value)
+
+
+def test_a_refill_belongs_to_training() -> None:
+    with pytest.raises(RecipeError, match=r"belongs to debug\.mode = 'train'"):
+        build_recipe({}, ["rollout.refill=until_signal", "debug.mode=rollout_only"], origin="r")

@@ -19,6 +19,7 @@ from hotpot.types import (
     ConsumptionRow,
     EvaluationRow,
     EventRow,
+    GroupRow,
     LearnedTokensRow,
     MetricRow,
     Purpose,
@@ -78,6 +79,7 @@ def make_rows() -> Rows:
         "updates": [_update(random, number) for number in range(1, 4)],
         "evaluations": [_evaluation(random, number) for number in range(6)],
         "quarantine": _refused(trajectories),
+        "groups": [make_row(GroupRow, kept=number % 3 == 0, update=1 + number % 2) for number in range(7)],
         "events": [make_row(EventRow, kind=kind, update=number) for kind, number in EVENTS],
         "metrics": [_gauge(random, name, number) for number in range(4) for name in sorted(gauge_names())],
     }  # fmt: skip
@@ -270,6 +272,7 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "learn/skipped_steps": lambda r: of_updates(r, "skipped_steps"),
     "learn/non_finite_steps": lambda r: 3,
     "learn/exploding_steps": lambda r: 1,
+    "learn/no_signal_share": lambda r: mean([not g.kept for g in r["groups"]]),
     "learn/kept_group_share": lambda r: of_updates(r, "num_groups_kept") / of_updates(r, "num_groups"),
     "learn/updates_per_s": lambda r: len(r["updates"]) / wall_s(r["updates"]),
     "learn/tokens_per_s": lambda r: sum(u.num_tokens * u.epochs for u in r["updates"]) / of_updates(r, "learn_s"),

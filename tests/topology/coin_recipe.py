@@ -1,6 +1,5 @@
 """The recipe of a tiny policy on the coin environment, and how recipes find that environment in a test."""
 
-import sys
 from typing import Any
 
 import pytest
@@ -24,5 +23,4 @@ SETTINGS: dict[str, Any] = {
 
 
 def use_coin(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ingredients, sys.modules["hotpot.topology.warmstart"]):
-        monkeypatch.setattr(module, "load_environment", lambda _kind, params: coin_environment(params))
+    monkeypatch.setattr(ingredients, "load_environment", lambda _kind, params: coin_environment(params))

@@ -55,6 +55,8 @@ class Plan:
     total_optimizer_steps: int
     max_total_sampled_tokens: int
     max_total_context_tokens: int
+    environments: int
+    evaluates_greedily: bool
     evaluation_settings: int
     scheduled_evaluations: int
     episodes_per_scheduled_evaluation: int
@@ -94,7 +96,7 @@ def make_plan(recipe: Recipe) -> Plan:
     share = recipe.replay.share if collects and learns else 0.0
     replayed = math.floor(batch * share / (1 - share) + 0.5)
     # A run that only collects measures nothing: its policy is the one it began with.
-    settings = (2 if evaluation.greedy else 1) if learns else 0
+    settings = (2 if evaluation.greedy else 1) * len(recipe.environments) if learns else 0
     every = evaluation.every_updates if learns else 0
     # The evaluation "after" measures the last update, so a scheduled one there would only repeat it.
     scheduled = (topology.updates - 1) // every if every else 0
@@ -123,6 +125,8 @@ def make_plan(recipe: Recipe) -> Plan:
         total_optimizer_steps=steps * topology.updates,
         max_total_sampled_tokens=episodes * sampled * topology.updates,
         max_total_context_tokens=episodes * context * topology.updates,
+        environments=len(recipe.environments),
+        evaluates_greedily=evaluation.greedy and learns,
         evaluation_settings=settings,
         scheduled_evaluations=scheduled,
         episodes_per_scheduled_evaluation=per_scheduled,
@@ -209,9 +213,8 @@ def _total_lines(plan: Plan) -> tuple[_Row, ...]:
 
 def _evaluation_lines(plan: Plan) -> tuple[_Row, ...]:
     part = "evaluation"
-    times = (
-        f"x {plan.evaluation_settings} (the recipe's sampling{', greedy' * (plan.evaluation_settings == 2)})"
-    )
+    times = f"x {plan.evaluation_settings} (the recipe's sampling{', greedy' * plan.evaluates_greedily}"
+    times += f"; {plan.environments} environments)" if plan.environments > 1 else ")"
     return (
         (part, "before and after, each", plan.episodes_per_final_evaluation, "episodes",
          f"evaluation.num_tasks_final {times}"),
@@ -251,6 +254,16 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
             "replay.weighting = positive without replay.only_positive: where successes run out the draws are failures "
             "alone, which unlearn what both share"
         )
+    if rollout.refill != "none":
+        notes.append(
+            f"rollout.refill = {rollout.refill}: an update may run up to rollout.max_refill_rounds = "
+            f"{rollout.max_refill_rounds} further rounds of tasks; its episodes are then more than shown"
+        )
+    if recipe.tasks.mix:
+        named = ", ".join(
+            f"{entry.name} ({entry.kind}, weight {entry.weight:g})" for entry in recipe.tasks.mix
+        )
+        notes.append(f"tasks.mix: {named}")
     if learner.learning_rate == 0 and recipe.debug.mode != "rollout_only":
         notes.append("learner.learning_rate = 0: everything runs and the policy stays as it is")
     if recipe.topology.max_seconds is not None:

@@ -176,6 +176,14 @@ _TRUST = (
         "Read the event's detail: it names the trajectories with the largest gradients. Lower learner.learning_rate, or set learner.skip_exploding.",
     ),
     define(
+        "learn/no_signal_share", "groups", "share",
+        "Share of groups whose rewards were all (almost) the same, or of fewer than two members; those that a refill "
+        "replaced are among them.",
+        "count(*) FILTER (WHERE NOT kept)", "count(*)",
+        healthy="below 0.7",
+        remedy="Cut by env_version to see whose tasks are too easy or too hard; set tasks.pools, or rollout.refill.",
+    ),
+    define(
         "learn/kept_group_share", "updates", "share",
         "Share of collected groups that entered the loss (equal-reward groups carry no signal).",
         "sum(num_groups_kept)", "sum(num_groups)",

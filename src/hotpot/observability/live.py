@@ -42,7 +42,7 @@ class LiveView:
         self._console = console if console is not None else Console()
         self._run_id = run_id
         self._last: UpdateRow | None = None
-        self._evaluations: dict[str, EvaluationRow] = {}
+        self._evaluations: dict[tuple[str, str, str], EvaluationRow] = {}
         self._success: list[float] = []
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -79,7 +79,7 @@ class LiveView:
 
     def evaluation(self, row: EvaluationRow) -> None:
         """Show one finished evaluation."""
-        self._evaluations[row.purpose] = row
+        self._evaluations[row.purpose, row.env_version, row.reward_version] = row
         self._show(evaluation_line(row))
 
     def message(self, text: str) -> None:
@@ -102,8 +102,7 @@ class LiveView:
         ):
             table.add_column(heading, justify="right")
         row = self._last
-        held_out = [self._evaluations.get(purpose) for purpose in ("evaluation", "evaluation_greedy")]
-        shown = ["-" if found is None else f"{found.success_rate:.3f}" for found in held_out]
+        shown = [self._held_out(purpose) for purpose in ("evaluation", "evaluation_greedy")]
         if row is None:
             table.add_row("-", "-", *shown, *["-"] * 5)
             return Group(table, self._progress)
@@ -123,6 +122,13 @@ class LiveView:
         if row.skipped_steps:
             parts.append(Text(f"{row.skipped_steps} optimiser steps skipped: not finite", style="red"))
         return Group(*parts, self._progress)
+
+    def _held_out(self, purpose: str) -> str:
+        """Return the success last measured, over the tasks of all environments."""
+        found = [row for (kind, *_), row in self._evaluations.items() if kind == purpose]
+        num_tasks = sum(row.num_tasks for row in found)
+        solved = sum(row.success_rate * row.num_tasks for row in found)
+        return f"{solved / num_tasks:.3f}" if num_tasks else "-"
 
     def _show(self, line: str) -> None:
         if self._live is not None:

@@ -85,12 +85,55 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _holdout(evaluations: Sequence[EvaluationRow], label: str) -> dict[str, Any] | None:
-    """Return the last evaluation with ``label``, and under ``greedy`` the greedy one of the same moment."""
-    found = {row.purpose: row for row in evaluations if row.label == label and row.split == "holdout"}
-    plain, greedy = found.get("evaluation"), found.get("evaluation_greedy")
-    if plain is None:
+    """Return the last evaluation with ``label``, and under ``greedy`` the greedy one of the same moment.
+
+    Of a mix: over the tasks of all its environments together, and under ``environments`` each by itself.
+    """
+    last = {
+        (row.purpose, row.env_version, row.reward_version): row
+        for row in evaluations
+        if row.label == label and row.split == "holdout"
+    }
+    plain, greedy = (
+        [row for (found, *_), row in last.items() if found == purpose]
+        for purpose in ("evaluation", "evaluation_greedy")
+    )
+    if not plain:
         return None
-    return {**_interval(plain), "greedy": None if greedy is None else _interval(greedy)}
+    return {**_pooled(plain), "greedy": _pooled(greedy) if greedy else None}
+
+
+def _pooled(rows: Sequence[EvaluationRow]) -> dict[str, Any]:
+    """Return one measurement, or the mean over the tasks of several. Its interval is theirs combined (MOVER: Zou and
+    Donner, "Construction of confidence limits about effect measures", 2008)."""
+    if len(rows) == 1:
+        return _interval(rows[0])
+    num_tasks = sum(row.num_tasks for row in rows)
+    share = [row.num_tasks / num_tasks for row in rows]
+
+    def half(bound: str) -> float:
+        return math.hypot(
+            *(w * (getattr(row, bound) - row.success_rate) for w, row in zip(share, rows, strict=True))
+        )
+
+    mean = math.fsum(w * row.success_rate for w, row in zip(share, rows, strict=True))
+    return {
+        **_interval(rows[-1]),
+        "mean": mean,
+        "low": max(0.0, mean - half("success_low")),
+        "high": min(1.0, mean + half("success_high")),
+        "num_tasks": num_tasks,
+        "reward_mean": math.fsum(w * row.reward_mean for w, row in zip(share, rows, strict=True)),
+        "environments": [
+            {
+                "env": row.env,
+                "env_version": row.env_version,
+                "reward_version": row.reward_version,
+                **_interval(row),
+            }
+            for row in rows
+        ],
+    }
 
 
 def _interval(row: EvaluationRow) -> dict[str, Any]:
@@ -112,6 +155,8 @@ def _evaluation(row: EvaluationRow) -> dict[str, Any]:
         "label": row.label,
         "purpose": row.purpose,
         "split": row.split,
+        "env": row.env,
+        "env_version": row.env_version,
         **_interval(row),
     }
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from hotpot.ids import sha256_hex
 
 _DIGITS = 13
+_WHOLE = 16.0**_DIGITS
 _ROUNDS = 4
 
 
 def chance(seed: int, issue: int, purpose: str) -> float:
     """Return a number in [0, 1), uniform over issues, and independent for each ``purpose``."""
-    return int(sha256_hex(f"draw\n{purpose}\n{seed}\n{issue}")[:_DIGITS], 16) / 16**_DIGITS
+    return int(sha256_hex(f"draw\n{purpose}\n{seed}\n{issue}")[:_DIGITS], 16) / _WHOLE
 
 
 def choose(weights: Sequence[float], at: float) -> int:

@@ -27,10 +27,12 @@ FACES = ("heads", "tails")
 
 
 class CoinParams(BaseModel):
-    """What a wrong answer is worth; nothing else of the coin can be set."""
+    """How the coin is asked about, and what a wrong answer is worth."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    question: str = "coin"
+    """What the agent is asked; another question makes another version of the environment."""
     wrong: float = 0.0
     """Reward of a wrong answer; a right one gets 1."""
 
@@ -54,12 +56,13 @@ class CoinEnvironment(Environment):
 
     def __init__(self, params: CoinParams) -> None:
         self._coin = Coin("")
+        self._question = params.question
         self._wrong = params.wrong
 
     def reset(self, task: Task, seed: int) -> Observation:  # noqa: ARG002 - the task holds all there is
         """Lay the coin down."""
         self._coin = Coin(_face(task))
-        return Observation(messages=(Message(role=Role.USER, content="coin"),), tools=TOOLBOX.specs)
+        return Observation(messages=(Message(role=Role.USER, content=self._question),), tools=TOOLBOX.specs)
 
     def step(self, action: Action) -> StepResult:
         """Answer a peek, or judge the answer."""

@@ -28,9 +28,7 @@ def run_rollout_only(session: Session) -> None:
     """
     recipe = session.recipe
     while session.sampler.next_issue < recipe.topology.updates * recipe.rollout.tasks_per_batch:
-        collected = session.intake.collect(
-            session.sampler.issue(recipe.rollout.tasks_per_batch), Purpose.TRAINING
-        )
+        collected = session.intake.collect(session.issue(recipe.rollout.tasks_per_batch), Purpose.TRAINING)
         session.store.record(session.measure(session.progress.update))
         solved = sum(trajectory.row.success for trajectory in collected)
         session.view.message(f"collected {len(collected)} trajectories, {solved} solved")

@@ -11,7 +11,7 @@ from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.errors import RecipeError
 from hotpot.experience import Redactor
 from hotpot.models import Decoder, PolicyTokenizer, load_decoder
-from hotpot.rollout import Dialect, check_dialect
+from hotpot.rollout import Dialect, Mix, MixedEnvironment, check_dialect
 from hotpot.versions import Version, prompt_version
 
 RENDERERS = (
@@ -27,18 +27,43 @@ RENDERERS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ingredients:
-    """What a run is made of, read and checked before anything is written."""
+class RunEnvironment:
+    """One environment of the run with what its agent is told first, and the version of that."""
 
-    environment: BoundEnvironment
+    member: MixedEnvironment
     system_prompt: str
+    prompt: Version
+
+    @property
+    def environment(self) -> BoundEnvironment:
+        """The environment."""
+        return self.member.environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingredients:
+    """What a run is made of, read and checked before anything is written; ``environments`` as in ``mix``."""
+
+    mix: Mix
+    environments: tuple[RunEnvironment, ...]
     tokenizer: PolicyTokenizer
     dialect: Dialect
     redactor: Redactor
-    prompt: Version
     decoder: Decoder
     reference: Decoder | None
     origin: str
+
+
+def read_mix(recipe: Recipe) -> Mix:
+    """Load the environments of ``recipe``. Raises :class:`hotpot.errors.UsageError` in one of its forms."""
+    return Mix(
+        [
+            MixedEnvironment(
+                name=entry.name, environment=load_environment(entry.kind, entry.params), weight=entry.weight
+            )
+            for entry in recipe.environments
+        ]
+    )
 
 
 def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path | None = None) -> Ingredients:
@@ -55,7 +80,7 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
             "model.path is not set; make a model with `hotpot model warmstart RECIPE --out FOLDER` and give "
             "model.path=FOLDER"
         )
-    environment = load_environment(recipe.env.kind, recipe.env.params)
+    mix = read_mix(recipe)
     tokenizer = PolicyTokenizer.load(folder)
     decoder = load_decoder(folder)
     if tokenizer.vocab_size > decoder.config.vocab_size:
@@ -71,7 +96,26 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
     dialect = Dialect(tokenizer)
     check_dialect(dialect)
     redactor = Redactor(recipe.store.redact_patterns)
-    system = recipe.prompt.system if recipe.prompt.system is not None else environment.system_prompt()
+    return Ingredients(
+        mix=mix,
+        environments=tuple(_environment(recipe, member, tokenizer) for member in mix),
+        tokenizer=tokenizer,
+        dialect=dialect,
+        redactor=redactor,
+        decoder=decoder,
+        reference=_reference(recipe, first, tokenizer),
+        origin=str(folder),
+    )
+
+
+def system_prompt(recipe: Recipe, member: MixedEnvironment) -> str:
+    """Return what the agent is told before its task: the recipe's text, or the environment's own."""
+    told = recipe.prompt.system
+    return told if told is not None else member.environment.system_prompt()
+
+
+def _environment(recipe: Recipe, member: MixedEnvironment, tokenizer: PolicyTokenizer) -> RunEnvironment:
+    system = system_prompt(recipe, member)
     prompt = prompt_version(
         system,
         tokenizer.chat_template,
@@ -79,17 +123,7 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
         renderers=RENDERERS,
         params={"redact_patterns": list(recipe.store.redact_patterns)},
     )
-    return Ingredients(
-        environment=environment,
-        system_prompt=system,
-        tokenizer=tokenizer,
-        dialect=dialect,
-        redactor=redactor,
-        prompt=prompt,
-        decoder=decoder,
-        reference=_reference(recipe, first, tokenizer),
-        origin=str(folder),
-    )
+    return RunEnvironment(member=member, system_prompt=system, prompt=prompt)
 
 
 def _reference(recipe: Recipe, first: Path | None, tokenizer: PolicyTokenizer) -> Decoder | None:

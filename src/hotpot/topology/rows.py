@@ -13,6 +13,7 @@ import numpy as np
 
 from hotpot.ids import canonical_json
 from hotpot.learner import GroupStatistics, UpdateResult
+from hotpot.rollout import MixedEnvironment
 from hotpot.topology.batch import UpdateBatch
 from hotpot.types import (
     SCHEMA_VERSION,
@@ -229,6 +230,18 @@ def policy_version(version: int, *, checksum: str, update: int, origin: str) -> 
     """Return what a policy version is: its weights' checksum, the update that made it, where it began."""
     manifest = canonical_json({"checksum": checksum, "update": update, "origin": origin})
     return Version(kind="policy", version=str(version), manifest=manifest, sources="{}")
+
+
+def mix_detail(member: MixedEnvironment) -> dict[str, Any]:
+    """Return what the record says of one environment of a mix: by which versions its trajectories are known."""
+    env_version, reward_version = member.versions
+    return {
+        "name": member.name,
+        "env": member.environment.name,
+        "env_version": env_version,
+        "reward_version": reward_version,
+        "weight": member.weight,
+    }
 
 
 def schema_version() -> Version:

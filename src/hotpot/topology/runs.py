@@ -148,8 +148,15 @@ def _measured_before(session: Session) -> bool:
     wanted = {Purpose.EVALUATION.value}
     if session.recipe.evaluation.greedy:
         wanted.add(Purpose.EVALUATION_GREEDY.value)
-    found = {row.purpose for row in session.evaluations if row.label == "before"}
-    return session.progress.done > 0 or wanted <= found
+    found = {
+        (row.purpose, row.env_version, row.reward_version)
+        for row in session.evaluations
+        if row.label == "before"
+    }
+    measured = all(
+        (purpose, *one.member.versions) in found for purpose in wanted for one in session.environments
+    )
+    return session.progress.done > 0 or measured
 
 
 def _finish(session: Session, status: str) -> None:
@@ -159,11 +166,12 @@ def _finish(session: Session, status: str) -> None:
     session.store.record([session.event(status, {"updates": session.progress.done})])
     totals = Counter(session.history.seconds)
     totals.update(session.timeline.totals())
-    versions = {
-        "env": [session.environment.env_version.version],
-        "reward": [session.environment.reward_version.version],
-        "prompt": [session.prompt.version],
+    used = {
+        "env": [one.environment.env_version.version for one in session.environments],
+        "reward": [one.environment.reward_version.version for one in session.environments],
+        "prompt": [one.prompt.version for one in session.environments],
     }
+    versions = {kind: list(dict.fromkeys(found)) for kind, found in used.items()}
     summary = summarise(
         SummaryInputs(
             run_id=session.run_id,

@@ -9,17 +9,17 @@ so a recorded update is one whose weights were served.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hotpot.config import Recipe
 from hotpot.engine import Engine
-from hotpot.envs import BoundEnvironment
 from hotpot.errors import EnvironmentFailure
 from hotpot.evaluation import Evaluator
 from hotpot.experience import ExperienceStore
 from hotpot.experience.replay import Replay
+from hotpot.ids import group_id
 from hotpot.learner import Learner, NonFiniteError, UpdateResult
 from hotpot.models import PolicyTokenizer, use_threads
 from hotpot.observability.gauges import ProcessGauges
@@ -31,10 +31,12 @@ from hotpot.topology.batch import UpdateBatch, learnable
 from hotpot.topology.checkpoints import write_checkpoint
 from hotpot.topology.evidence import Evidence
 from hotpot.topology.history import History
+from hotpot.topology.ingredients import RunEnvironment
 from hotpot.topology.intake import Intake
+from hotpot.topology.outcomes import update_outcomes
+from hotpot.topology.refill import Refill
 from hotpot.topology.stopping import StopSignal
-from hotpot.types import EvaluationRow, Trajectory, UpdateRow
-from hotpot.versions import Version
+from hotpot.types import EvaluationRow, Purpose, Trajectory, UpdateRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +66,15 @@ class Session:
         recipe: Recipe,
         run_id: str,
         folder: Path,
-        environment: BoundEnvironment,
+        environments: Sequence[RunEnvironment],
         tokenizer: PolicyTokenizer,
         store: ExperienceStore,
         engine: Engine,
         intake: Intake,
         sampler: TaskSampler,
         learner: Learner,
-        evaluator: Evaluator[EpisodePlan],
+        evaluators: Sequence[Evaluator[EpisodePlan]],
         replay: Replay | None,
-        prompt: Version,
         gauges: ProcessGauges,
         timeline: Timeline,
         view: LiveView,
@@ -83,9 +84,9 @@ class Session:
         history: History,
     ) -> None:
         self.recipe, self.run_id, self.folder = recipe, run_id, folder
-        self.environment, self.tokenizer, self.prompt = environment, tokenizer, prompt
+        self.environments, self.tokenizer = tuple(environments), tokenizer
         self.store, self.engine, self.intake, self.sampler = store, engine, intake, sampler
-        self.learner, self.evaluator, self.replay = learner, evaluator, replay
+        self.learner, self.evaluators, self.replay = learner, evaluators, replay
         self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
         self.threads, self.progress = threads, progress
         self.history = history
@@ -110,13 +111,39 @@ class Session:
         self._started_us = rows.now_us()
         return update
 
-    def draw(self, update: int, collected: Sequence[Trajectory]) -> UpdateBatch:
-        """Return the batch of ``update``: what was collected for it, and what replay draws beside it, if it is on."""
+    def issue(self, num_tasks: int) -> list[EpisodePlan]:
+        """Return the episodes of the next tasks; how these were chosen is on the record before they run."""
+        plans = self.sampler.issue(num_tasks)
+        choices = self.sampler.take_choices()
+        if choices:
+            detail = {"tasks": [asdict(choice) for choice in choices], "pools": self.sampler.pool_sizes()}
+            with self.timeline.span("store"):
+                self.store.record([self.event("tasks_chosen", detail)])
+        return plans
+
+    def collect(self, update: int) -> UpdateBatch:
+        """Run the tasks of ``update`` and return what the store accepted; where the recipe says so, further tasks for
+        groups without signal.
+        """
+        recipe = self.recipe.rollout
+        refills = recipe.refill != "none"
+        refill = Refill(recipe.tasks_per_batch, max_rounds=recipe.max_refill_rounds if refills else 0)
+        collected: list[Trajectory] = []
+        while missing := refill.missing:
+            plans = self.issue(missing)
+            found = self.intake.collect(plans, Purpose.TRAINING)
+            refill.hear([group_id(plan.issue) for plan in plans], found)
+            collected += found
+        events = [("refill", {"update": update, **refill.report()})] if refills else []
+        return UpdateBatch(update=update, collected=collected, events=events)
+
+    def draw(self, batch: UpdateBatch) -> UpdateBatch:
+        """Return ``batch`` with what replay draws beside what was collected, if it is on."""
         if self.replay is None:
-            return UpdateBatch(update=update, collected=collected)
+            return batch
         with self.timeline.span("replay"):
-            draw = self.replay.draw(update, num_fresh=len(learnable(collected)))
-        return UpdateBatch(update=update, collected=collected, drawn=draw.items, events=draw.events)
+            draw = self.replay.draw(batch.update, num_fresh=len(learnable(batch.collected)))
+        return replace(batch, drawn=draw.items, events=[*batch.events, *draw.events])
 
     def learn(self, batch: UpdateBatch) -> UpdateResult:
         """Learn one batch; the weights change.
@@ -171,16 +198,18 @@ class Session:
             deterministic=self.recipe.run.deterministic,
         )
         row = rows.update_row(frame, batch, result)
+        groups = rows.group_rows(self.run_id, batch, result)
         events = [self.event(kind, dict(detail)) for kind, detail in batch.events]
         events += self._found_wrong(result)
         with self.timeline.span("store", whole=True):
             self.store.record_update(
                 row,
-                rows.group_rows(self.run_id, batch, result),
+                groups,
                 rows.learned_rows(self.run_id, batch, result),
                 rows.consumption_rows(self.run_id, batch, result),
                 [*published, *events, *self.measure(result.update)],
             )
+        self.sampler.hear(update_outcomes(groups, batch.collected))
         if self.replay is not None:
             with self.timeline.span("replay"):
                 self.replay.add(result.update, learnable(batch.collected))
@@ -201,15 +230,20 @@ class Session:
     # ---- beside the updates ----
 
     def evaluate(self, label: str, num_tasks: int) -> list[EvaluationRow]:
-        """Measure the policy being served on hold-out tasks and record it."""
-        with self.timeline.span("evaluate", whole=True):
-            greedy = self.recipe.evaluation.greedy
-            found = self.evaluator.evaluate(label, self.progress.update, num_tasks, greedy=greedy)
-            self.store.record(found)
-        self.evaluations += found
-        for row in found:
-            self.view.evaluation(row)
-        return found
+        """Measure the policy being served on hold-out tasks of each environment and record it."""
+        rows_of_all: list[EvaluationRow] = []
+        for one, evaluator in zip(self.environments, self.evaluators, strict=True):
+            if len(self.environments) > 1:
+                self.view.message(f"hold-out tasks of {one.member.name} ({one.environment.name}):")
+            with self.timeline.span("evaluate", whole=True):
+                greedy = self.recipe.evaluation.greedy
+                found = evaluator.evaluate(label, self.progress.update, num_tasks, greedy=greedy)
+                self.store.record(found)
+            self.evaluations += found
+            rows_of_all += found
+            for row in found:
+                self.view.evaluation(row)
+        return rows_of_all
 
     def checkpoint(self) -> None:
         """Write the learner's weights and optimiser state as the checkpoint of the current update, unless it is there."""
@@ -240,7 +274,7 @@ class Session:
             self.gauges.sample(
                 update=update,
                 policy_version=self.progress.policy_version,
-                env_version=self.environment.env_version.version,
+                env_version="|".join(sorted({s.environment.env_version.version for s in self.environments})),
                 engine_queue_depth=self.intake.queue_depth(),
                 experience_backlog=self.store.backlog(),
                 others=self.intake.losses(),

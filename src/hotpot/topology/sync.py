@@ -12,7 +12,6 @@ generated. Staleness of what was just collected is 0. Nothing hangs on the clock
 """
 
 from hotpot.topology.session import Session
-from hotpot.types import Purpose
 
 
 def run_sync(session: Session) -> None:
@@ -24,9 +23,7 @@ def run_sync(session: Session) -> None:
     recipe = session.recipe
     while session.progress.done < recipe.topology.updates and not session.out_of_time():
         update = session.begin_update()
-        plans = session.sampler.issue(recipe.rollout.tasks_per_batch)
-        collected = session.intake.collect(plans, Purpose.TRAINING)
-        batch = session.draw(update, collected)
+        batch = session.draw(session.collect(update))
         result = session.learn(batch)
         published = session.publish(update)
         session.record_update(result, batch, published)

@@ -20,7 +20,6 @@ import numpy as np
 from rich.console import Console
 
 from hotpot.config import Recipe
-from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.envs.demonstrate import Demonstration, demonstrate
 from hotpot.errors import ModelFilesError, RecipeError
 from hotpot.experience.sequences.segments import TrainingSequence
@@ -35,7 +34,8 @@ from hotpot.models import (
     train_tokenizer,
     use_threads,
 )
-from hotpot.rollout import Dialect
+from hotpot.rollout import Dialect, Mix
+from hotpot.topology.ingredients import read_mix, system_prompt
 from hotpot.types import Message, Role, Split, ToolSpec
 
 TOKENIZER_EPISODES = 1000
@@ -53,17 +53,16 @@ def warmstart(
     """
     _check_out(out, overwrite=overwrite)
     console = console or Console(quiet=True)
-    started, settings, seed = time.perf_counter(), recipe.warmstart, recipe.run.seed
-    environment = load_environment(recipe.env.kind, recipe.env.params)
-    system = recipe.prompt.system if recipe.prompt.system is not None else environment.system_prompt()
-    demonstrations = list(_demonstrations(environment, seed, settings.steps * settings.batch_size, system))
+    started, settings = time.perf_counter(), recipe.warmstart
+    mix = read_mix(recipe)
+    demonstrations = list(_demonstrations(recipe, mix, settings.steps * settings.batch_size))
     tokenizer = train_tokenizer(_corpus(demonstrations[:TOKENIZER_EPISODES], recipe.prompt.system))
     dialect = Dialect(tokenizer)
     sequences = [
         _sequence(dialect, demonstration, settings.max_context_tokens) for demonstration in demonstrations
     ]
     decoder = Decoder(_shape(recipe, tokenizer.vocab_size))
-    decoder.initialize(seed)
+    decoder.initialize(recipe.run.seed)
     batches = [
         sequences[start : start + settings.batch_size]
         for start in range(0, len(sequences), settings.batch_size)
@@ -85,7 +84,7 @@ def warmstart(
         "loss_first": losses[0],
         "loss_last": float(np.mean(losses[-20:])),
         "checksum": checksum(decoder.state_dict()),
-        "env_version": environment.env_version.version,
+        "env_version": "|".join(sorted({member.versions[0] for member in mix})),
     }
     console.print(
         f"warm start: loss {losses[0]:.2f} -> {report['loss_last']:.3f} in {report['seconds']:.0f} s: {out}"
@@ -93,13 +92,13 @@ def warmstart(
     return report
 
 
-def _demonstrations(
-    environment: BoundEnvironment, seed: int, count: int, system: str
-) -> Iterator[Demonstration]:
-    stream = int(sha256_hex(f"warmstart {seed}")[:12], 16)
+def _demonstrations(recipe: Recipe, mix: Mix, count: int) -> Iterator[Demonstration]:
+    stream = int(sha256_hex(f"warmstart {recipe.run.seed}")[:12], 16)
+    prompts = {member.name: system_prompt(recipe, member) for member in mix}
     for index in range(count):
-        task = environment.task(Split.TRAIN, stream, index)
-        yield demonstrate(environment, task, index, system_prompt=system)
+        member, _ = mix.draw(stream, index)
+        task = member.environment.task(Split.TRAIN, stream, index)
+        yield demonstrate(member.environment, task, index, system_prompt=prompts[member.name])
 
 
 def _corpus(demonstrations: Sequence[Demonstration], system: str | None) -> Iterator[str]:

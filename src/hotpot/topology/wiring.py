@@ -6,6 +6,7 @@ Nothing else builds parts. The order: read and check everything that can be wron
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hotpot.learner import Learner
 from hotpot.models import Decoder, checksum, measure_threads, training_work
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
-from hotpot.rollout import Provenance, Rollout, TaskSampler
+from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology import rows
 from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
@@ -30,6 +31,7 @@ from hotpot.topology.halves import check_source, first_policy_version
 from hotpot.topology.history import History, changed_settings, read_history, write_recipe
 from hotpot.topology.ingredients import Ingredients, read_ingredients
 from hotpot.topology.intake import Intake
+from hotpot.topology.outcomes import read_outcomes
 from hotpot.topology.session import Progress, Session, Threads
 from hotpot.topology.stopping import StopSignal
 from hotpot.types import GenerationRequest, Purpose, SampleKey, SamplingParams
@@ -83,13 +85,16 @@ def wire(
         stack.callback(engine.close)
         rollout = _rollout(recipe, made, engine, sampling, store, run_id, timeline)
         sampler = TaskSampler(
-            made.environment,
+            made.mix,
             seed=recipe.run.seed,
             samples_per_task=recipe.rollout.samples_per_task,
             next_issue=store.ledger.mark("issue") + 1,
             advance=lambda issue: store.ledger.advance("issue", issue),
             num_holdout=max(recipe.evaluation.num_tasks, recipe.evaluation.num_tasks_final),
+            settings=recipe.tasks,
         )
+        if recipe.tasks.pools and resume is not None:
+            sampler.hear(read_outcomes(RunReader.open(folder), {row.update for row in history.updates}))
         view = stack.enter_context(LiveView(run_id, recipe.topology.updates, done=done, console=console))
         intake = Intake(
             rollout, store, timeline, stop, view, num_threads=threads.engine, counts=history.counts
@@ -98,16 +103,15 @@ def wire(
             recipe=recipe,
             run_id=run_id,
             folder=folder,
-            environment=made.environment,
+            environments=made.environments,
             tokenizer=made.tokenizer,
             store=store,
             engine=engine,
             intake=intake,
             sampler=sampler,
             learner=learner,
-            evaluator=_evaluator(made, engine, intake, sampler, store, sampling, run_id),
+            evaluators=_evaluators(made, engine, intake, sampler, store, sampling, run_id),
             replay=_replay(recipe, folder) if resume != EVALUATING else None,
-            prompt=made.prompt,
             gauges=ProcessGauges(run_id),
             timeline=timeline,
             view=view,
@@ -199,25 +203,31 @@ def _rollout(
     run_id: str,
     timeline: Timeline,
 ) -> Rollout:
+    scenes = {
+        one.member.name: Scene(
+            environment=one.environment,
+            system_prompt=one.system_prompt,
+            provenance=Provenance(
+                run_id=run_id,
+                seed=recipe.run.seed,
+                actor_id="actor-0",
+                actor_group="group-0",
+                env_version=one.environment.env_version.version,
+                reward_version=one.environment.reward_version.version,
+                prompt_version=one.prompt.version,
+            ),
+        )
+        for one in made.environments
+    }
     return Rollout(
         engine,
-        made.environment,
+        scenes,
         made.dialect,
         recipe.rollout,
         sampling=sampling,
-        provenance=Provenance(
-            run_id=run_id,
-            seed=recipe.run.seed,
-            actor_id="actor-0",
-            actor_group="group-0",
-            env_version=made.environment.env_version.version,
-            reward_version=made.environment.reward_version.version,
-            prompt_version=made.prompt.version,
-        ),
         attempts=store.ledger,
         redact=made.redactor.redact,
         timeline=timeline,
-        system_prompt=made.system_prompt,
         deterministic=recipe.run.deterministic,
     )
 
@@ -231,7 +241,7 @@ def _replay(recipe: Recipe, folder: Path) -> Replay | None:
     )
 
 
-def _evaluator(
+def _evaluators(
     made: Ingredients,
     engine: Engine,
     intake: Intake,
@@ -239,50 +249,56 @@ def _evaluator(
     store: ExperienceStore,
     sampling: dict[Purpose, SamplingParams],
     run_id: str,
-) -> Evaluator[Any]:
+) -> tuple[Evaluator[Any], ...]:
+    """Return one evaluator for each environment; their numbers come from one row."""
+
     def next_number() -> int:
         number = store.ledger.mark("evaluation") + 1
         store.ledger.advance("evaluation", number)
         return number
 
-    return Evaluator(
-        run_id=run_id,
-        plans=sampler.holdout,
-        collect=intake.stream,
-        info=engine.info,
-        next_number=next_number,
-        sampling=sampling,
-        versions=MeasuredVersions(
-            env=made.environment.name,
-            env_version=made.environment.env_version.version,
-            reward_version=made.environment.reward_version.version,
-            prompt_version=made.prompt.version,
-        ),
+    return tuple(
+        Evaluator(
+            run_id=run_id,
+            plans=partial(sampler.holdout, environment=one.member.name),
+            collect=intake.stream,
+            info=engine.info,
+            next_number=next_number,
+            sampling=sampling,
+            versions=MeasuredVersions(
+                env=one.environment.name,
+                env_version=one.environment.env_version.version,
+                reward_version=one.environment.reward_version.version,
+                prompt_version=one.prompt.version,
+            ),
+        )
+        for one in made.environments
     )
 
 
 def _introduce(session: Session, made: Ingredients, kind: str, changed: dict[str, list[Any]]) -> None:
     """Put on the record what the run is made of and what this process was told."""
-    progress, environment = session.progress, made.environment
+    progress = session.progress
     served = rows.policy_version(
         progress.policy_version,
         checksum=checksum(made.decoder.state_dict()),
         update=progress.update,
         origin=made.origin,
     )
-    versions = (
-        environment.env_version,
-        environment.reward_version,
-        made.prompt,
-        served,
-        rows.schema_version(),
-    )
-    unknown = [known for known in versions if (known.kind, known.version) not in session.history.versions]
+    own = [
+        version
+        for one in made.environments
+        for version in (one.environment.env_version, one.environment.reward_version, one.prompt)
+    ]
+    # Environments of a mix may share one.
+    by_name = {(known.kind, known.version): known for known in [*own, served, rows.schema_version()]}
+    unknown = [known for name, known in by_name.items() if name not in session.history.versions]
     detail: dict[str, Any] = {
         "origin": made.origin,
         "threads_engine": session.threads.engine,
         "threads_learner": session.threads.learner,
         **({"changed": changed} if changed else {}),
+        **({"mix": [rows.mix_detail(member) for member in made.mix]} if len(made.mix) > 1 else {}),
     }
     described = [rows.version_row(session.run_id, known) for known in unknown]
     session.store.record([*described, session.event(kind, detail)])

@@ -178,7 +178,7 @@ def _drop_caches(run_folder: Path) -> None:
 
 def _drop_evidence(run_folder: Path, trajectory_id: str) -> None:
     for path in sorted((run_folder / EVIDENCE_FOLDER).glob("*/*.arrow")):
-        with pa.ipc.open_file(path) as file:
+        with path.open("rb") as source, pa.ipc.open_file(source) as file:
             held = file.read_all().column("trajectory_id").to_pylist()
         if trajectory_id in held:
             path.unlink()
