@@ -7,7 +7,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow test-interop check docs format clean bench-demo bench-loop bench-replay bench-store bench-store-faults
+.PHONY: demo test test-slow test-interop check docs format clean bench-demo bench-gae bench-loop bench-replay bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,10 @@ $(VENV)/.test: $(VENV)/.base
 
 $(VENV)/.interop: $(VENV)/.test
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[interop]'
+	touch $@
+
+$(VENV)/.parity: $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[parity]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.base
@@ -38,7 +42,7 @@ demo: $(VENV)/.base  ## Train the default agent on this machine's processor; sho
 test: $(VENV)/.test  ## The fast tests
 	$(BIN)/pytest -m 'not slow'
 
-test-slow: $(VENV)/.interop  ## The tests that take longer than a few seconds (those with Spark need Java 17)
+test-slow: $(VENV)/.interop $(VENV)/.parity  ## The tests that take longer than a few seconds (those with Spark need Java 17)
 	$(BIN)/pytest -m slow
 
 test-interop: $(VENV)/.interop  ## What Polars, DuckDB, Dask and Spark read of a run
@@ -72,6 +76,9 @@ bench-store: $(VENV)/.bench  ## The experience store at scale, and against other
 
 bench-store-faults: $(VENV)/.test  ## Kill the store's writer at every named place; what is lost, double or torn
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/store_faults.py
+
+bench-gae: $(VENV)/.bench  ## Advantages of a million action tokens, against a Python loop and TorchRL
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learner_parts/gae.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

@@ -34,7 +34,33 @@ def test_group_normalized_by_hand() -> None:
     assert result.by_trajectory["1.1.0"] == pytest.approx(-1 / math.sqrt(3))
 
 
-@pytest.mark.parametrize("baseline", ["group_mean", "group_normalized"])
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=9))
+def test_leave_one_out_by_loops(rewards: list[float]) -> None:
+    result = group_advantages(members(g1=rewards, g2=[3.0, 4.0]), "rloo")
+    for index, reward in enumerate(rewards):
+        others = [other for place, other in enumerate(rewards) if place != index]
+        expected = reward - sum(others) / len(others) if "g1" in result.kept else 0.0
+        assert result.by_trajectory[f"1.{index}.0"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_without_a_baseline_groups_of_one_are_kept_and_equal_rewards_are_the_whole_batch_s() -> None:
+    result = group_advantages(members(g1=[1.0], g2=[0.0, 0.0]), "reinforce_pp")
+    assert result.by_trajectory == {"1.0.0": 1.0, "2.0.0": 0.0, "2.1.0": 0.0}
+    assert result.kept == {"g1", "g2"}
+    flat = group_advantages(members(g1=[0.1 + 0.2], g2=[0.3, 0.3]), "reinforce_pp")
+    assert {group.reason for group in flat.groups} == {"equal_rewards"}
+    broken = group_advantages(members(g1=[1.0], g2=[0.0, math.nan]), "reinforce_pp")
+    assert [group.reason for group in broken.groups] == ["", "non_finite_reward"]
+
+
+def test_penalties_are_compared_and_statistics_are_of_the_rewards() -> None:
+    result = group_advantages(members(g1=[1.0, 1.0]), "group_mean", penalties={"1.0.0": 0.5})
+    assert result.by_trajectory == {"1.0.0": -0.25, "1.1.0": 0.25}
+    [group] = result.groups
+    assert (group.reward_mean, group.reward_std, group.kept) == (1.0, 0.0, True)
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "group_normalized", "rloo", "reinforce_pp"])
 def test_groups_are_formed_by_id_whatever_the_order(baseline) -> None:
     everything = members(g1=[1.0, 0.0, 3.0], g2=[10.0, 20.0], g10=[5.0, 5.0, 5.0, 6.0])
     expected = group_advantages(everything, baseline)
@@ -51,7 +77,7 @@ def test_a_partial_group_does_not_shift_the_next_one() -> None:
         assert partial.by_trajectory[f"2.{index}.0"] == whole.by_trajectory[f"2.{index}.0"]
 
 
-@pytest.mark.parametrize("baseline", ["group_mean", "group_normalized"])
+@pytest.mark.parametrize("baseline", ["group_mean", "group_normalized", "rloo"])
 @pytest.mark.parametrize(
     ("rewards", "reason"),
     [
@@ -79,7 +105,7 @@ def test_small_but_real_differences_are_kept() -> None:
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=9))
 def test_kept_groups_sum_to_zero_and_normalized_ones_have_unit_square(rewards: list[float]) -> None:
-    for baseline in ("group_mean", "group_normalized"):
+    for baseline in ("group_mean", "group_normalized", "rloo"):
         result = group_advantages(members(g1=rewards), baseline)
         values = list(result.by_trajectory.values())
         assert sum(values) == pytest.approx(0.0, abs=1e-6)

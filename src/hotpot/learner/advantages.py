@@ -83,12 +83,14 @@ def group_advantages(
     *,
     penalties: Mapping[str, float] | None = None,
     scores: Mapping[str, float] | None = None,
+    to_go: Mapping[tuple[str, int], NDArray[np.float64]] | None = None,
 ) -> Advantages:
     """Return each member's advantage.
 
     ``penalties`` by trajectory id are taken off its reward before it is compared (a KL divergence in the reward).
     ``scores`` by trajectory id stand for reward minus penalty, where that was put on another scale: whether a group has
-    signal is judged before the scaling. Statistics are of the rewards themselves.
+    signal is judged before the scaling. ``to_go``: terms of single tokens (see :class:`Advantages`), where there are some.
+    Statistics are of the rewards themselves.
 
     Raises :class:`LearnerError` where a trajectory is given twice.
     """
@@ -96,18 +98,19 @@ def group_advantages(
     taken = penalties or {}
     judged = {m.trajectory_id: m.reward - taken.get(m.trajectory_id, 0.0) for m in members}
     used = judged if scores is None else scores
-    flat = baseline == "reinforce_pp" and _reason(list(judged.values())) == EQUAL_REWARDS
+    # Without groups it is the whole batch that must have a spread, if tokens have no terms of their own.
+    whole = _reason([value for value in judged.values() if math.isfinite(value)]) if not to_go else ""
     by_trajectory: dict[str, float] = {}
     statistics = []
     for group, ordered in groups.items():
         names = [member.trajectory_id for member in ordered]
         reason = _reason([judged[name] for name in names])
         if baseline == "reinforce_pp" and reason != NON_FINITE_REWARD:
-            reason = EQUAL_REWARDS if flat else ""
+            reason = whole
         statistics.append(_statistics(group, [member.reward for member in ordered], reason))
         values = _advantages([used[name] for name in names], baseline) if not reason else [0.0] * len(names)
         by_trajectory |= zip(names, values, strict=True)
-    return Advantages(by_trajectory=by_trajectory, groups=tuple(statistics))
+    return Advantages(by_trajectory=by_trajectory, groups=tuple(statistics), to_go=to_go or {})
 
 
 def _by_group(members: Sequence[Member]) -> dict[str, list[Member]]:
@@ -146,7 +149,7 @@ def _reason(values: Sequence[float]) -> str:
     """Return why ``values`` carry no signal between them, or nothing."""
     if not all(math.isfinite(value) for value in values):
         return NON_FINITE_REWARD
-    if len(values) == 1:
+    if len(values) < 2:
         return SINGLE_MEMBER
     if is_rounding(max(values) - min(values), max(abs(value) for value in values)):
         return EQUAL_REWARDS

@@ -78,10 +78,8 @@ def shaped_advantages(
         )
         scores = dict(zip((m.trajectory_id for m in ordered), values.tolist(), strict=True))
         scales = replace(scales, reward=moments)
-    found = group_advantages(everyone, settings.advantages, penalties=paid, scores=scores)
-    if by_token and divergence:
-        found = replace(found, to_go=to_go(divergence, settings.kl_coefficient))
-    return found, scales
+    later = to_go(divergence, settings.kl_coefficient) if by_token else {}
+    return group_advantages(everyone, settings.advantages, penalties=paid, scores=scores, to_go=later), scales
 
 
 def shaped_batch(
