@@ -9,7 +9,7 @@ from pathlib import Path
 from hotpot.config import Recipe
 from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.errors import RecipeError
-from hotpot.experience import Redactor
+from hotpot.experience import Markup, Redactor
 from hotpot.models import Decoder, PolicyTokenizer, load_decoder
 from hotpot.rollout import Dialect, check_dialect
 from hotpot.versions import Version, prompt_version
@@ -90,6 +90,12 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
         reference=_reference(recipe, first, tokenizer),
         origin=str(folder),
     )
+
+
+def template_markup(tokenizer: PolicyTokenizer, dialect: Dialect) -> Markup:
+    """Return the tokens that the chat template is written with; runs of spaces that a tokenizer adds are none."""
+    ids = frozenset(index for text, index in tokenizer.added_ids.items() if text.strip())
+    return Markup(ids=ids, ends=frozenset(dialect.stop_tokens))
 
 
 def _reference(recipe: Recipe, first: Path | None, tokenizer: PolicyTokenizer) -> Decoder | None:

@@ -16,7 +16,7 @@ from hotpot.config import Recipe
 from hotpot.engine import Engine
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.evaluation import Evaluator, MeasuredVersions
-from hotpot.experience import ExperienceStore, Markup, RunReader
+from hotpot.experience import ExperienceStore, RunReader
 from hotpot.experience.replay import Replay
 from hotpot.learner import Learner
 from hotpot.models import Decoder, checksum, measure_threads, training_work
@@ -28,7 +28,7 @@ from hotpot.topology import rows
 from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
 from hotpot.topology.halves import check_source, first_policy_version
 from hotpot.topology.history import History, changed_settings, read_history, write_recipe
-from hotpot.topology.ingredients import Ingredients, read_ingredients
+from hotpot.topology.ingredients import Ingredients, read_ingredients, template_markup
 from hotpot.topology.intake import Intake
 from hotpot.topology.session import Progress, Session, Threads
 from hotpot.topology.stopping import StopSignal
@@ -163,17 +163,11 @@ def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
         seed=recipe.run.seed,
         temperature=recipe.sampling.training.temperature or 1.0,
         reference=made.reference,
-        markup=_markup(made),
+        markup=template_markup(made.tokenizer, made.dialect),
     )
     if history.source is not None:
         learner.load(history.source)
     return learner
-
-
-def _markup(made: Ingredients) -> Markup:
-    """Return the tokens that the chat template is written with; runs of spaces that a tokenizer adds are none."""
-    ids = frozenset(index for text, index in made.tokenizer.added_ids.items() if text.strip())
-    return Markup(ids=ids, ends=frozenset(made.dialect.stop_tokens))
 
 
 def _engine(
