@@ -19,6 +19,7 @@ non-finite loss or gradient never reaches the weights; the weights change inside
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -26,12 +27,13 @@ import torch
 from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
+from hotpot.ids import canonical_json
 from hotpot.learner import checkpoint
 from hotpot.learner.advantages import Advantages, Member, group_advantages
 from hotpot.learner.batches import Batch, build_batch, check_arrays, check_sequences
 from hotpot.learner.results import LearnedSequence, NonFiniteError, OptimizerStep, UpdateResult
 from hotpot.learner.steps import UpdateSteps
-from hotpot.learner.terms import UpdateTerms, kernels, settings_text, state_text
+from hotpot.learner.terms import UpdateTerms, kernels, settings_text
 from hotpot.models import Decoder, DecoderConfig, Weights, checksum
 
 
@@ -166,12 +168,7 @@ class Learner:
 
     def save(self, folder: Path, tokenizer_files: Mapping[str, bytes]) -> None:
         """Write weights, optimiser state and counters to ``folder``, which is an ordinary model folder too."""
-        counters = checkpoint.Counters(
-            update=self.update_number,
-            optimizer_steps=self.optimizer_steps,
-            skipped_in_a_row=tuple(self._skipped_in_a_row),
-        )
-        checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files)
+        checkpoint.write(folder, self.decoder, self._optimizer, self._counters(), tokenizer_files)
 
     def load(self, folder: Path) -> None:
         """Take up weights, optimiser state and counters from ``folder``.
@@ -233,7 +230,7 @@ class Learner:
         """Return what ``run`` is about to hang on besides its batch."""
         return UpdateTerms(
             settings=settings_text(self.settings),
-            state=state_text(optimizer_steps=self.optimizer_steps, skipped_in_a_row=self._skipped_in_a_row),
+            state=canonical_json(asdict(self._counters())),
             temperature=self.temperature,
             total_updates=self.total_updates,
             lost_updates=self.lost_updates,
@@ -241,6 +238,14 @@ class Learner:
             reference_checksum=self._reference_checksum,
             proximal_policy_version=policy_version if run.recomputes else None,
             kernels=kernels(),
+        )
+
+    def _counters(self) -> checkpoint.Counters:
+        """Return what the learner carries from update to update besides weights and moments."""
+        return checkpoint.Counters(
+            update=self.update_number,
+            optimizer_steps=self.optimizer_steps,
+            skipped_in_a_row=tuple(self._skipped_in_a_row),
         )
 
     def _count(self, step: OptimizerStep) -> None:

@@ -89,8 +89,8 @@ class UpdateResult:
 
     Counts: ``num_tokens`` given and sampled tokens of the batch; ``num_padding_tokens`` padding that one pass over it
     computes, ``num_shared_tokens`` those it computes once for several rows. Advantages are over the
-    batch's loss tokens, staleness over those that were not replayed. ``value_loss`` and ``explained_variance`` are None
-    without a value function.
+    batch's loss tokens, staleness over those that were not replayed. ``explained_variance`` is None without a value
+    function.
     """
 
     update: int
@@ -113,7 +113,6 @@ class UpdateResult:
     staleness_max: int
     learned: tuple[LearnedSequence, ...]
     terms: UpdateTerms
-    value_loss: float | None = None
     explained_variance: float | None = None
 
     @property
@@ -158,7 +157,7 @@ class UpdateResult:
 
     @property
     def value_losses(self) -> NDArray[np.float64]:
-        """Value term of each optimiser step taken, in order; empty without a value function."""
+        """Value loss of each optimiser step taken, in order, coefficient not applied; empty without a value function."""
         values = [step.value_loss for step in self.taken if step.value_loss is not None]
         return np.array(values, dtype=np.float64)
 
@@ -186,6 +185,11 @@ class UpdateResult:
     def kl_loss(self) -> float:
         """Mean KL term over the optimiser steps taken, coefficient applied."""
         return _mean(self.kl_losses)
+
+    @property
+    def value_loss(self) -> float | None:
+        """Mean value loss over the optimiser steps taken, coefficient not applied; None without a value function."""
+        return _mean(self.value_losses) if len(self.value_losses) else None
 
     @property
     def grad_norm(self) -> float:
