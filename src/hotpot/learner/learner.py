@@ -20,6 +20,7 @@ non-finite loss or gradient never reaches the weights; the weights change inside
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -159,14 +160,19 @@ class Learner:
         """Return the policy's weights by name. They are live: copy them before the next update changes them."""
         return {name: tensor.detach() for name, tensor in self.decoder.state_dict().items()}
 
-    def save(self, folder: Path, tokenizer_files: Mapping[str, bytes]) -> None:
-        """Write weights, optimiser state and counters to ``folder``, which is an ordinary model folder too."""
+    def save(
+        self, folder: Path, tokenizer_files: Mapping[str, bytes], run: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write weights, optimiser state and counters to ``folder``, which is an ordinary model folder too.
+
+        ``run`` is what the caller wants to find again in the checkpoint's manifest.
+        """
         counters = checkpoint.Counters(
             update=self.update_number,
             optimizer_steps=self.optimizer_steps,
             skipped_in_a_row=tuple(self._skipped_in_a_row),
         )
-        checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files)
+        checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files, run)
 
     def load(self, folder: Path) -> None:
         """Take up weights, optimiser state and counters from ``folder``.
