@@ -48,6 +48,10 @@ class RunSection(Section):
     """Threads for tensor computation; 0 takes the count measured best for the model (see docs/performance.md)."""
     trace: bool = True
     """Write trace.json, which Perfetto opens."""
+    self_test: bool = True
+    """Test the set-up on the first batch of every start and resume, before anything is learned from it."""
+    self_test_tolerance: PositiveFloat = 1e-3
+    """Largest |learner - sampler| log-probability in nats that the self-test takes for rounding."""
 
 
 class EnvSection(Section):
@@ -414,6 +418,8 @@ class CheckpointSection(Section):
     """Updates between checkpoints; 0 keeps only the last one."""
     keep: PositiveInt = 3
     """Checkpoints kept besides the first and the last."""
+    accept_changed: tuple[Literal["env", "reward", "prompt"], ...] = ()
+    """Versions that may be others in a resume although no setting asks for it (the environment's code or data changed)."""
 
 
 class DebugSection(Section):

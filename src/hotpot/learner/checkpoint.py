@@ -1,8 +1,10 @@
 """A learner on disk: an ordinary model folder, the optimiser's moments and the learner's counters.
 
 Owns ``learner/optimizer.safetensors`` and ``learner.json``; the rest is :mod:`hotpot.models`'s, which takes every
-``*.safetensors`` beside ``config.json`` for weights, hence the sub-folder. ``learner.json`` is written last and holds
-checksums of all tensors, so a folder whose writing was cut, or that mixes two checkpoints, is refused. No file is pickled. Reading changes nothing unless all of it is good.
+``*.safetensors`` beside ``config.json`` for weights, hence the sub-folder. ``learner.json`` is the checkpoint's manifest:
+written last, with the checksums of all tensors, so a folder whose writing was cut, or that mixes two checkpoints, is
+refused. Under ``run`` it keeps what the run says of itself at that point, which this module carries and does not read.
+No file is pickled. Reading changes nothing unless all of it is good.
 """
 
 import json
@@ -17,10 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hotpot.errors import ModelFilesError
+from hotpot.experience.crashpoints import reach
 from hotpot.models import Decoder, checksum, load_decoder, save_model
 
-FORMAT = 1
-"""Version of ``learner.json`` and of the names in ``learner/optimizer.safetensors``."""
+FORMAT = 2
+"""Version of ``learner.json`` and of the names in ``learner/optimizer.safetensors``. Version 1 had no ``run``."""
 
 STATE = "learner.json"
 MOMENTS = "learner/optimizer.safetensors"
@@ -43,18 +46,25 @@ def write(
     optimizer: torch.optim.Optimizer,
     counters: Counters,
     tokenizer_files: Mapping[str, bytes],
+    run: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write weights, tokenizer, moments and counters to ``folder``; each file appears whole or not at all."""
+    """Write weights, tokenizer, moments and counters to ``folder``; each file appears whole or not at all.
+
+    ``run`` (JSON values) is kept in the manifest for :func:`read_manifest`.
+    """
     # An old learner.json beside new tensors would be refused, but one beside half-new ones must not exist at all.
     (folder / STATE).unlink(missing_ok=True)
     save_model(folder, decoder, tokenizer_files)
+    reach("checkpoint_weights")
     moments = _moments(decoder, optimizer)
     (folder / MOMENTS).parent.mkdir(exist_ok=True)
     partial = folder / f"{MOMENTS}.partial"
     save_file(moments, partial)
     _settle(partial, folder / MOMENTS)
+    reach("checkpoint_moments")
     state = {
         "format": FORMAT,
+        "run": dict(run or {}),
         **asdict(counters),
         "weights_checksum": checksum(decoder.state_dict()),
         "optimizer_checksum": checksum(moments),
@@ -62,6 +72,14 @@ def write(
     partial = folder / f"{STATE}.partial"
     partial.write_text(json.dumps(state, indent=2, sort_keys=True))
     _settle(partial, folder / STATE)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return what ``folder`` was written with: counters, checksums and, under ``run``, what :func:`write` was given.
+
+    Raises :class:`ModelFilesError` where it is missing or damaged.
+    """
+    return _state(folder)
 
 
 def read(folder: Path, decoder: Decoder, optimizer: torch.optim.Optimizer) -> Counters:
@@ -113,13 +131,15 @@ def _read_moments(folder: Path) -> dict[str, torch.Tensor]:
 
 def _state(folder: Path) -> dict[str, Any]:
     path = folder / STATE
-    wanted = {"format", *Counters.__dataclass_fields__, "weights_checksum", "optimizer_checksum"}
+    wanted = {"format", "run", *Counters.__dataclass_fields__, "weights_checksum", "optimizer_checksum"}
     try:
         state = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelFilesError(
             f"{path} is missing, truncated or damaged ({error}); use another checkpoint"
         ) from None
+    if isinstance(state, dict) and state.get("format") == 1:
+        state = {**state, "format": FORMAT, "run": {}}
     if not isinstance(state, dict) or set(state) != wanted or state["format"] != FORMAT:
         raise ModelFilesError(f"{path} is not a learner's state of format {FORMAT}; use another checkpoint")
     return state

@@ -21,6 +21,7 @@ non-finite loss or gradient never reaches the weights; the weights change inside
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -166,9 +167,14 @@ class Learner:
         """Return the policy's weights by name. They are live: copy them before the next update changes them."""
         return {name: tensor.detach() for name, tensor in self.decoder.state_dict().items()}
 
-    def save(self, folder: Path, tokenizer_files: Mapping[str, bytes]) -> None:
-        """Write weights, optimiser state and counters to ``folder``, which is an ordinary model folder too."""
-        checkpoint.write(folder, self.decoder, self._optimizer, self._counters(), tokenizer_files)
+    def save(
+        self, folder: Path, tokenizer_files: Mapping[str, bytes], run: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write weights, optimiser state and counters to ``folder``, which is an ordinary model folder too.
+
+        ``run`` is what the caller wants to find again in the checkpoint's manifest.
+        """
+        checkpoint.write(folder, self.decoder, self._optimizer, self._counters(), tokenizer_files, run)
 
     def load(self, folder: Path) -> None:
         """Take up weights, optimiser state and counters from ``folder``.

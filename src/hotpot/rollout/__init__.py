@@ -7,18 +7,21 @@ episode · ``tasks`` which tasks are run · ``seeds`` with which chances · ``at
 ``collector`` many episodes over an engine
 """
 
-from hotpot.rollout.attempts import AttemptLog, RolloutCounts
+from hotpot.rollout.attempts import STOPPED, AttemptLog, RolloutCounts
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.collector import Rollout
 from hotpot.rollout.dialect import Conversation, Dialect
 from hotpot.rollout.dialect_check import check_dialect
 from hotpot.rollout.loop import Episode, EpisodeRules
+from hotpot.rollout.past import NOTHING, Past, same_experience
 from hotpot.rollout.prompt import Output, Prompt, Rewrite
 from hotpot.rollout.recorder import Provenance
 from hotpot.rollout.seeds import environment_seed, sampling_seed
 from hotpot.rollout.tasks import EpisodePlan, TaskSampler
 
 __all__ = [
+    "NOTHING",
+    "STOPPED",
     "AttemptLog",
     "Clock",
     "Conversation",
@@ -27,6 +30,7 @@ __all__ = [
     "EpisodePlan",
     "EpisodeRules",
     "Output",
+    "Past",
     "Prompt",
     "Provenance",
     "Rewrite",
@@ -35,5 +39,6 @@ __all__ = [
     "TaskSampler",
     "check_dialect",
     "environment_seed",
+    "same_experience",
     "sampling_seed",
 ]

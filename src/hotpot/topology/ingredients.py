@@ -87,7 +87,7 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
         redactor=redactor,
         prompt=prompt,
         decoder=decoder,
-        reference=_reference(recipe, first, tokenizer),
+        reference=read_reference(recipe, first, tokenizer),
         origin=str(folder),
     )
 
@@ -98,8 +98,11 @@ def template_markup(tokenizer: PolicyTokenizer, dialect: Dialect) -> Markup:
     return Markup(ids=ids, ends=frozenset(dialect.stop_tokens))
 
 
-def _reference(recipe: Recipe, first: Path | None, tokenizer: PolicyTokenizer) -> Decoder | None:
-    """Return the policy to stay close to: the recipe's, or the model the run began with."""
+def read_reference(recipe: Recipe, first: Path | None, tokenizer: PolicyTokenizer) -> Decoder | None:
+    """Return the policy to stay close to: the recipe's, or ``first``, the model the run began with. None without one.
+
+    Raises :class:`RecipeError` where it can't score what the policy says.
+    """
     if recipe.learner.kl_coefficient == 0 and recipe.learner.reference_path is None:
         return None
     folder = recipe.learner.reference_path or first or recipe.model.path
