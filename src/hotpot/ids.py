@@ -63,6 +63,16 @@ def is_own_attempt(text: str) -> bool:
     return _OWN_ATTEMPT.fullmatch(text) is not None
 
 
+def first_try(text: str) -> str:
+    """Return the id that a trajectory of the run's own would have, had the first try at its episode brought it.
+
+    A try again meets the same random numbers and is the same experience, so what is drawn by id is drawn by this one.
+    Other ids stay as they are.
+    """
+    attempt, slash, fork = text.partition("/")
+    return f"{attempt.rpartition('.')[0]}.0{slash}{fork}" if is_own_attempt(attempt) else text
+
+
 def again(attempt: str, number: int) -> str:
     """Return the id of attempt ``number`` (from 1) to have the refused ``attempt``, itself one of them or not, accepted."""
     head, plus, tail = attempt.rpartition("+")

@@ -142,3 +142,31 @@ def test_whatever_comes_is_served_in_order_and_slots_are_never_shared(
             scheduler.finish(done)
             del held[done]
     assert admitted == [f"r{index}" for index in range(len(requests))]
+
+
+def test_what_ran_before_does_not_decide_who_gets_which_slot() -> None:
+    fresh, used = (Scheduler(num_slots=3, admit_share=0.01) for _ in range(2))
+    for number in range(7):
+        used.submit(f"old{number}", f"old{number}")
+        for admission in used.admit():
+            if admission.request_id != "old6":
+                used.finish(admission.request_id)
+    used.finish("old6")
+
+    def play(scheduler: Scheduler) -> list[tuple[str, int, bool]]:
+        seen = []
+        for name, session in (("a", "a"), ("b", "b"), ("c", "c")):
+            scheduler.begin(session)
+            scheduler.submit(name, session)
+        for _ in range(2):
+            admitted = scheduler.admit()
+            seen += [(one.request_id, one.slot, one.returning) for one in admitted]
+            for one in admitted:
+                scheduler.finish(one.request_id)
+            for name, session in (("b2", "b"), ("d", "d")):
+                scheduler.begin(session)
+                scheduler.submit(name, session)
+        return seen
+
+    assert play(used) == play(fresh)
+    assert ("b2", 1, True) in play(Scheduler(num_slots=3, admit_share=0.01))

@@ -116,8 +116,8 @@ def independent_update(learner: Learner, sequences) -> tuple[list[float], list[f
                 errors.append(
                     0.5 * torch.maximum((new - m.sequence.reward) ** 2, (bounded - m.sequence.reward) ** 2)
                 )
-            value = s.value_coefficient * torch.cat(errors).mean()
-            total = torch.cat(terms).mean() + value
+            value = torch.cat(errors).mean()
+            total = torch.cat(terms).mean() + s.value_coefficient * value
             losses.append(float(total.detach()))
             value_losses.append(float(value.detach()))
             optimizer.zero_grad()

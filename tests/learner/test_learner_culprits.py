@@ -134,7 +134,7 @@ def test_finding_out_changes_nothing_of_a_step_that_is_taken(monkeypatch: pytest
     weights = []
     for ratio in (0.0, 1.5):
         learner = make_learner(max_grad_norm_ratio=ratio)
-        learner.recall_norms([1e-6] * MIN_NORMS)
+        learner._watch.recall([1e-6] * MIN_NORMS)
         result = learner.update(make_batch(), update=1, policy_version=3)
         assert bool([s for s in result.steps if s.finding]) is (ratio > 0)
         weights.append(checksum(learner.weights()))

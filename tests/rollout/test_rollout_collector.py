@@ -23,7 +23,7 @@ from hotpot.experience.gate.gate import check
 from hotpot.experience.gate.rules import Limits
 from hotpot.experience.log.ledger import Lease, Ledger
 from hotpot.experience.records.redact import Redactor
-from hotpot.rollout import Mix, TaskSampler
+from hotpot.rollout import Mix, Past, TaskSampler, same_experience
 from hotpot.testing.engine import FakeEngine
 from hotpot.testing.environments import ECHO, EchoEnvironment, echo_environment
 from hotpot.types import (
@@ -361,3 +361,35 @@ def test_requests_reach_the_engine_in_the_order_of_plans() -> None:
 
 def test_training_tasks_are_of_the_train_split() -> None:
     assert {plan.task.split for plan in make_plans()} == {Split.TRAIN}
+
+
+def test_what_is_settled_is_not_run_again_or_only_as_company() -> None:
+    plans = make_plans(num_tasks=2, samples=3)
+    whole = flat(make_rollout(FakeEngine(obedient)).collect(plans, Purpose.TRAINING))
+    finished = {t.row.episode_id: [t] for t in whole if t.row.episode_id in ("0.0", "1.2")}
+    past = Past(finished=finished, lost=frozenset({"0.1"}), next_attempts={"0.0": 1, "0.1": 1, "0.2": 2})
+
+    log = Log()
+    found = flat(make_rollout(FakeEngine(obedient), log=log).collect(plans, Purpose.TRAINING, past))
+    wanted = {"0.2.2", "1.0.0", "1.1.0"}
+    assert {t.row.trajectory_id for t in found} == set(log.leased) == wanted
+    assert {t.row.trajectory_id for t in past.brought(plans)} == {"0.0.0", "1.2.0"}
+
+    log, company = Log(), dataclasses.replace(past, company=True)
+    engine = FakeEngine(obedient)
+    found = flat(make_rollout(engine, log=log).collect(plans, Purpose.TRAINING, company))
+    assert set(log.leased) == wanted
+    assert {t.row.episode_id for t in found} == {t.row.episode_id for t in whole}
+    assert company.brought(plans) == []
+    again = [t for t in found if t.row.episode_id == "0.0"]
+    assert same_experience(again, finished["0.0"])
+    assert not same_experience(again, finished["1.2"])
+
+
+def test_company_that_breaks_is_no_failure_of_the_run() -> None:
+    plans, log = make_plans(num_tasks=1, samples=2), Log()
+    rollout = make_rollout(FakeEngine(obedient), echo_environment(failing_starts=100), log=log)
+    past = Past(lost=frozenset({"0.0"}), company=True)
+    assert flat(rollout.collect(plans, Purpose.TRAINING, past)) == []
+    assert set(log.leased) == {"0.1.0", "0.1.1", "0.1.2"}
+    assert (rollout.counts.dropped, sum(rollout.counts.failures.values())) == (1, 3)

@@ -9,6 +9,7 @@ from hotpot.cli import env, lake, model
 from hotpot.cli.evaluate import evaluate
 from hotpot.cli.exits import HotpotGroup
 from hotpot.cli.lineage import lineage
+from hotpot.cli.replay import replay
 from hotpot.cli.runs import runs
 from hotpot.cli.show import show
 from hotpot.cli.sql import sql
@@ -46,6 +47,7 @@ app.command()(runs)
 app.command()(show)
 app.command()(sql)
 app.command()(lineage)
+app.command()(replay)
 app.add_typer(lake.app, name="lake")
 app.add_typer(model.app, name="model")
 app.add_typer(env.app, name="env")

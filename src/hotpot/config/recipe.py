@@ -48,6 +48,10 @@ class RunSection(Section):
     """Threads for tensor computation; 0 takes the count measured best for the model (see docs/performance.md)."""
     trace: bool = True
     """Write trace.json, which Perfetto opens."""
+    self_test: bool = True
+    """Test the set-up on the first batch of every start and resume, before anything is learned from it."""
+    self_test_tolerance: PositiveFloat = 1e-3
+    """Largest |learner - sampler| log-probability in nats that the self-test takes for rounding."""
 
 
 class EnvSection(Section):
@@ -641,6 +645,8 @@ class CheckpointSection(Section):
     """Updates between checkpoints; 0 keeps only the last one."""
     keep: PositiveInt = 3
     """Checkpoints kept besides the first and the last."""
+    accept_changed: tuple[Literal["env", "reward", "prompt"], ...] = ()
+    """Versions that may be others in a resume although no setting asks for it (the environment's code or data changed)."""
 
 
 class DebugSection(Section):
@@ -693,6 +699,11 @@ class Recipe(Section):
             raise ValueError(
                 f"env.kind = {self.env.kind!r} and tasks.mix both say what to train in; make the former an entry of the "
                 "latter, or leave it out"
+            )
+        if self.rollout.refill != "none" and self.learner.advantages in {"reinforce_pp", "gae"}:
+            raise ValueError(
+                f"rollout.refill = {self.rollout.refill!r} replaces groups whose rewards are equal, and "
+                f"learner.advantages = {self.learner.advantages!r} learns from every group; set rollout.refill = 'none'"
             )
         if self.rollout.refill != "none" and self.debug.mode != "train":
             raise ValueError(

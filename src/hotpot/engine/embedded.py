@@ -113,6 +113,8 @@ class EmbeddedEngine:
             raise EngineError(
                 f"request {request.request_id!r} is in flight already; give each request in flight its own id"
             )
+        # Rows of a batch stand by slot, and sums round by row: a collection gives the same bits whatever was run before it.
+        self._scheduler.begin(request.session_id)
         self._ids.add(request.request_id)
         self._waiting[request.request_id] = (request, time.perf_counter())
         self._scheduler.submit(request.request_id, request.session_id)

@@ -50,6 +50,14 @@ class Scheduler:
         """Put a request at the end of the queue."""
         self._waiting.append((request_id, session_id))
 
+    def begin(self, session_id: str) -> None:
+        """Forget all idle slots where nothing waits or runs and ``session_id`` has none: somebody begins anew.
+
+        What ran before then decides nothing any more about who gets which slot.
+        """
+        if not self._waiting and not self._running and session_id not in self._idle:
+            self._free, self._idle = list(range(self._num_slots)), OrderedDict()
+
     def admit(self) -> list[Admission]:
         """Return the requests to prefill now, each with its slot; ``[]`` where it is better to go on decoding."""
         total = min(len(self._waiting) + len(self._running), self._num_slots)

@@ -109,7 +109,7 @@ class ExperienceStore:
         timeline: Timeline | None = None,
     ) -> None:
         self.run_folder = run_folder
-        self._run_id = run_id
+        self.run_id = self._run_id = run_id
         self._settings = settings
         self._lock_file = lock
         self._redactor = redactor

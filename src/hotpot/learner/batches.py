@@ -9,7 +9,7 @@ in the order of (group, trajectory, segment, begin), tokens by position. Whateve
 
 Invariants: order of arrival changes nothing; a trajectory's segments and pieces stay in one minibatch, and so do a
 trajectory and its forks (else the prefix they share is computed in each of their minibatches); the deal depends on
-(seed, update, epoch, trajectory ids, their parents and lengths) alone.
+(seed, update, epoch, trajectory ids, their parents and lengths) alone, and not on which try at an episode succeeded.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotpot.experience.sequences.segments import TrainingSequence
-from hotpot.ids import batch_hash
+from hotpot.ids import batch_hash, first_try
 from hotpot.learner.advantages import Advantages
 from hotpot.learner.merging import Estimate, Merge, action_places, own_advantages, places_within
 from hotpot.learner.order import natural_key
@@ -216,7 +216,7 @@ def deal(batch: Batch, *, minibatches: int, seed: int, update: int, epoch: int) 
     They are taken from the longest down in rounds of ``minibatches``, one to each step at random; a last incomplete
     round goes to the lightest steps. So the steps' counts differ by at most 1 (by the largest family, where there are
     forks) and their token counts by at most the longest. Randomness is a hash of (seed, update, epoch, id of the first
-    of the family).
+    of the family), whichever try at its episode that was.
     """
     families = _families(batch)
     lengths = dict.fromkeys(families, 0)
@@ -224,7 +224,7 @@ def deal(batch: Batch, *, minibatches: int, seed: int, update: int, epoch: int) 
         lengths[families[member.owner]] += len(member.sequence.tokens)
 
     def draw(first: int) -> bytes:
-        text = f"minibatch\n{seed}\n{update}\n{epoch}\n{batch.owners[first]}"
+        text = f"minibatch\n{seed}\n{update}\n{epoch}\n{first_try(batch.owners[first])}"
         return hashlib.sha256(text.encode()).digest()
 
     units = sorted(set(families))

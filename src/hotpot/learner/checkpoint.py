@@ -1,9 +1,11 @@
 """A learner on disk: an ordinary model folder, further modules, the optimiser's moments and the learner's counters.
 
 Owns ``learner/optimizer.safetensors``, ``learner/NAME.safetensors`` of each further module (a critic) and
-``learner.json``; the rest is :mod:`hotpot.models`'s, which takes every
-``*.safetensors`` beside ``config.json`` for weights, hence the sub-folder. ``learner.json`` is written last and holds
-checksums of all tensors, so a folder whose writing was cut, or that mixes two checkpoints, is refused. No file is pickled. Reading changes nothing unless all of it is good.
+``learner.json``; the rest is :mod:`hotpot.models`'s, which takes every ``*.safetensors`` beside ``config.json`` for
+weights, hence the sub-folder. ``learner.json`` is the checkpoint's manifest: written last, with the checksums of all
+tensors, so a folder whose writing was cut, or that mixes two checkpoints, is refused. Under ``run`` it keeps what the run
+says of itself at that point, which this module carries and does not read. No file is pickled. Reading changes nothing
+unless all of it is good.
 """
 
 import json
@@ -19,10 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hotpot.errors import ModelFilesError
+from hotpot.experience.crashpoints import reach
 from hotpot.models import Decoder, checksum, load_decoder, save_model
 
-FORMAT = 1
-"""Version of ``learner.json`` and of the names in ``learner/optimizer.safetensors``."""
+FORMAT = 2
+"""Version of ``learner.json`` and of the names in ``learner/optimizer.safetensors``. Version 1 had no ``run``."""
 
 STATE = "learner.json"
 MOMENTS = "learner/optimizer.safetensors"
@@ -37,13 +40,14 @@ _NONE: Modules = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Last update learned, optimiser steps taken so far, the trajectories named by each step skipped in a row, and the
-    running scales as plain values."""
+    """Last update learned, optimiser steps taken so far, the trajectories named by each step skipped in a row, the running
+    scales as plain values, and the gradient norms that the next ones are measured against, oldest first."""
 
     update: int
     optimizer_steps: int
     skipped_in_a_row: tuple[tuple[str, ...], ...]
     scales: Mapping[str, Any] = field(default_factory=dict)
+    norms: tuple[float, ...] = ()
 
 
 def write(
@@ -53,22 +57,27 @@ def write(
     counters: Counters,
     tokenizer_files: Mapping[str, bytes],
     modules: Modules = _NONE,
+    run: Mapping[str, Any] | None = None,
 ) -> None:
     """Write weights, tokenizer, moments and counters to ``folder``; each file appears whole or not at all.
 
     ``modules`` are what the optimiser steps beside the policy. They may have taken other steps than it, so the count of
-    each of their parameters is kept with its moments.
+    each of their parameters is kept with its moments. ``run`` (JSON values) is kept in the manifest for
+    :func:`read_manifest`.
     """
     # An old learner.json beside new tensors would be refused, but one beside half-new ones must not exist at all.
     (folder / STATE).unlink(missing_ok=True)
     save_model(folder, decoder, tokenizer_files)
+    reach("checkpoint_weights")
     moments = _moments(decoder, optimizer, modules)
     (folder / MOMENTS).parent.mkdir(exist_ok=True)
     _save(moments, folder / MOMENTS)
     for name, module in modules.items():
         _save(module.state_dict(), _module_file(folder, name))
+    reach("checkpoint_moments")
     state = {
         "format": FORMAT,
+        "run": dict(run or {}),
         **asdict(counters),
         "weights_checksum": checksum(decoder.state_dict()),
         "optimizer_checksum": checksum(moments),
@@ -77,6 +86,14 @@ def write(
     partial = folder / f"{STATE}.partial"
     partial.write_text(json.dumps(state, indent=2, sort_keys=True))
     _settle(partial, folder / STATE)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return what ``folder`` was written with: counters, checksums and, under ``run``, what :func:`write` was given.
+
+    Raises :class:`ModelFilesError` where it is missing or damaged.
+    """
+    return _state(folder)
 
 
 def read(
@@ -116,6 +133,7 @@ def read(
         optimizer_steps=state["optimizer_steps"],
         skipped_in_a_row=tuple(tuple(names) for names in state["skipped_in_a_row"]),
         scales=state["scales"],
+        norms=tuple(state["norms"]),
     )
     _check_shapes(folder, modules, further)
     _put(decoder, optimizer, moments, folder, counters.optimizer_steps, modules)
@@ -175,7 +193,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def _state(folder: Path) -> dict[str, Any]:
     path = folder / STATE
-    wanted = {"format", *Counters.__dataclass_fields__, "weights_checksum", "optimizer_checksum"}
+    wanted = {"format", "run", *Counters.__dataclass_fields__, "weights_checksum", "optimizer_checksum"}
     try:
         state = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -183,7 +201,9 @@ def _state(folder: Path) -> dict[str, Any]:
             f"{path} is missing, truncated or damaged ({error}); use another checkpoint"
         ) from None
     if isinstance(state, dict):
-        state.setdefault("scales", {})  # a learner's state of before there were any
+        # What a learner's state did not hold before it was written down.
+        state = {"run": {}, "scales": {}, "norms": [], **state}
+        state["format"] = FORMAT if state.get("format") == 1 else state.get("format")
     if not isinstance(state, dict) or set(state) - {"modules"} != wanted or state["format"] != FORMAT:
         raise ModelFilesError(f"{path} is not a learner's state of format {FORMAT}; use another checkpoint")
     return state

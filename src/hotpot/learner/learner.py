@@ -19,8 +19,10 @@ non-finite loss or gradient never reaches the weights; the weights change inside
 :meth:`Learner.load` only.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +30,7 @@ from torch import nn
 from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
+from hotpot.ids import canonical_json
 from hotpot.learner import checkpoint
 from hotpot.learner.advantages import Advantages, Member
 from hotpot.learner.batches import Batch, build_batch
@@ -41,7 +44,7 @@ from hotpot.learner.results import NonFiniteError, OptimizerStep, UpdateResult
 from hotpot.learner.shaping import RunningScales, shaped_advantages, shaped_batch
 from hotpot.learner.states import PieceEstimates, PieceKey, estimate, piece_states
 from hotpot.learner.steps import UpdateSteps
-from hotpot.learner.terms import UpdateTerms, kernels, settings_text, state_text
+from hotpot.learner.terms import UpdateTerms, kernels, settings_text
 from hotpot.models import Decoder, Weights, checksum
 
 
@@ -186,15 +189,16 @@ class Learner:
         """Return the policy's weights by name. They are live: copy them before the next update changes them."""
         return {name: tensor.detach() for name, tensor in self.decoder.state_dict().items()}
 
-    def save(self, folder: Path, tokenizer_files: Mapping[str, bytes]) -> None:
-        """Write weights, optimiser state and counters to ``folder``, which is an ordinary model folder too."""
-        counters = checkpoint.Counters(
-            update=self.update_number,
-            optimizer_steps=self.optimizer_steps,
-            skipped_in_a_row=tuple(self._skipped_in_a_row),
-            scales=self.scales.to_dict(),
+    def save(
+        self, folder: Path, tokenizer_files: Mapping[str, bytes], run: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write weights, optimiser state and counters to ``folder``, which is an ordinary model folder too.
+
+        ``run`` is what the caller wants to find again in the checkpoint's manifest.
+        """
+        checkpoint.write(
+            folder, self.decoder, self._optimizer, self._counters(), tokenizer_files, self._modules, run
         )
-        checkpoint.write(folder, self.decoder, self._optimizer, counters, tokenizer_files, self._modules)
 
     def load(self, folder: Path) -> None:
         """Take up weights, optimiser state and counters from ``folder``.
@@ -205,11 +209,7 @@ class Learner:
         self.update_number, self.optimizer_steps = counters.update, counters.optimizer_steps
         self._skipped_in_a_row = list(counters.skipped_in_a_row)
         self.scales = RunningScales.from_dict(counters.scales)
-
-    def recall_norms(self, norms: Iterable[float]) -> None:
-        """Take up the gradient norms of the steps taken on the way to these weights, oldest first: what the next ones
-        are measured against (``learner.max_grad_norm_ratio``)."""
-        self._watch.recall(norms)
+        self._watch.recall(counters.norms)
 
     @property
     def _modules(self) -> dict[str, nn.Module]:
@@ -259,11 +259,7 @@ class Learner:
         """Return what ``run`` is about to hang on besides its batch."""
         return UpdateTerms(
             settings=settings_text(self.settings),
-            state=state_text(
-                optimizer_steps=self.optimizer_steps,
-                skipped_in_a_row=self._skipped_in_a_row,
-                scales=self.scales.to_dict(),
-            ),
+            state=canonical_json(asdict(self._counters())),
             temperature=self.temperature,
             total_updates=self.total_updates,
             lost_updates=self.lost_updates,
@@ -271,6 +267,16 @@ class Learner:
             reference_checksum=self._reference_checksum,
             proximal_policy_version=policy_version if run.recomputes else None,
             kernels=kernels(),
+        )
+
+    def _counters(self) -> checkpoint.Counters:
+        """Return what the learner carries from update to update besides weights and moments."""
+        return checkpoint.Counters(
+            update=self.update_number,
+            optimizer_steps=self.optimizer_steps,
+            skipped_in_a_row=tuple(self._skipped_in_a_row),
+            scales=self.scales.to_dict(),
+            norms=self._watch.norms,
         )
 
     def _count(self, step: OptimizerStep) -> None:

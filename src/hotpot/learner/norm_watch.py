@@ -1,8 +1,7 @@
 """Whether a gradient norm is out of all proportion to those before it: a pure state machine, no tensor and no clock.
 
 The measure is the median of the last :data:`WINDOW` norms of steps that were taken: one huge norm hardly moves it, and
-a level that lasts moves it within half a window. State is those norms alone, so whoever has them (``updates.grad_norms``
-along the chain of updates) has the state.
+a level that lasts moves it within half a window. State is those norms alone.
 """
 
 import math
@@ -23,6 +22,11 @@ class NormWatch:
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
         self._norms: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def norms(self) -> tuple[float, ...]:
+        """What the median is over, oldest first."""
+        return tuple(self._norms)
 
     @property
     def median(self) -> float:

@@ -2,7 +2,7 @@
 
 Owns the addition: the policy's loss and the critic's, pass to pass, and what each loss token had in them. Takes no step.
 
-Invariant: a step's loss is the sum of its recorded terms, in the order policy, KL, entropy, value.
+Invariant: a step's loss is the sum of its recorded terms, in the order policy, KL, entropy, value times its coefficient.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,13 @@ from hotpot.learner.value_loss import ValueLossInput, value_loss
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judgement:
-    """The critic's part in one pass: ``values`` float32 ``[k]`` with gradient, ``loss`` the value term to add, coefficient
-    applied, ``token_losses`` float64 ``[k]`` the same by token, unweighted and detached."""
+    """The critic's part in one pass: ``values`` float32 ``[k]`` with gradient; ``value_loss``, detached; ``term``, that
+    times its coefficient, which is added to the policy's loss; ``token_losses`` float64 ``[k]`` the same by token, unweighted
+    and detached."""
 
     values: Tensor
-    loss: Tensor
+    value_loss: float
+    term: Tensor
     token_losses: Tensor
 
 
@@ -42,7 +44,7 @@ class PassLoss:
     @property
     def loss(self) -> Tensor:
         """The scalar to differentiate."""
-        return self.policy.loss if self.judged is None else self.policy.loss + self.judged.loss
+        return self.policy.loss if self.judged is None else self.policy.loss + self.judged.term
 
     @property
     def token_losses(self) -> NDArray[np.float64]:
@@ -75,7 +77,10 @@ def judge(
     )
     coefficient = settings.value_coefficient
     return Judgement(
-        values=values, loss=coefficient * output.loss, token_losses=coefficient * output.token_losses
+        values=values,
+        value_loss=float(output.loss.detach()),
+        term=coefficient * output.loss,
+        token_losses=coefficient * output.token_losses,
     )
 
 
@@ -83,10 +88,12 @@ class StepSums:
     """The sums over the passes of one step over a batch of ``num_loss_tokens``.
 
     ``new``, ``losses`` float64 ``[N]``: log-probability and unweighted loss of the step's tokens, 0 elsewhere; ``values``
-    the same of the critic, None without one. ``entropy`` is a sum over the step's loss tokens.
+    the same of the critic, None without one (``value_coefficient`` None). ``entropy`` is a sum over the step's loss tokens.
     """
 
-    def __init__(self, num_loss_tokens: int, *, judges: bool) -> None:
+    def __init__(self, num_loss_tokens: int, *, value_coefficient: float | None) -> None:
+        judges = value_coefficient is not None
+        self._value_coefficient = value_coefficient or 0.0
         self.policy_loss = self.kl_loss = self.entropy_loss = self.entropy = 0.0
         self.value_loss = 0.0 if judges else None
         self.statistics = LossStatistics()
@@ -97,7 +104,7 @@ class StepSums:
     def loss(self) -> float:
         """The step's loss."""
         loss = self.policy_loss + self.kl_loss + self.entropy_loss
-        return loss if self.value_loss is None else loss + self.value_loss
+        return loss if self.value_loss is None else loss + self._value_coefficient * self.value_loss
 
     @property
     def broken(self) -> list[int]:
@@ -117,4 +124,4 @@ class StepSums:
         self.statistics += one.policy.statistics
         if one.judged is not None and self.values is not None and self.value_loss is not None:
             self.values[flat] = one.judged.values.detach().numpy()
-            self.value_loss += float(one.judged.loss.detach())
+            self.value_loss += one.judged.value_loss

@@ -21,11 +21,11 @@ from hotpot.learner.terms import UpdateTerms
 class OptimizerStep:
     """One optimiser step, taken or skipped.
 
-    ``loss`` is the sum of its terms, in nats, their coefficients applied: ``policy_loss``, ``kl_loss``, ``entropy_loss``
-    (negative where there is a bonus) and ``value_loss`` (None without a critic). ``grad_norm`` before clipping, of all
-    that is clipped with the policy's: a value head is, a separate critic is not. ``entropy`` is a sum over loss tokens in
-    nats. ``hash`` is over the pieces in it and their layout in passes. ``finding`` says what was wrong with it, also where
-    it was taken all the same.
+    ``loss`` is the sum of its terms, in nats: ``policy_loss``, ``kl_loss`` and ``entropy_loss`` (negative where there is a
+    bonus), coefficients applied, and ``learner.value_coefficient`` times ``value_loss`` (None without a critic).
+    ``grad_norm`` before clipping, of all that is clipped with the policy's: a value head is, a separate critic is not.
+    ``entropy`` is a sum over loss tokens in nats. ``hash`` is over the pieces in it and their layout in passes.
+    ``finding`` says what was wrong with it, also where it was taken all the same.
     """
 
     epoch: int
@@ -173,7 +173,7 @@ class UpdateResult:
 
     @property
     def value_losses(self) -> NDArray[np.float64]:
-        """Value term of each optimiser step taken, in order, coefficient applied; empty without a critic."""
+        """Value loss of each optimiser step taken, in order, coefficient not applied; empty without a critic."""
         values = [step.value_loss for step in self.taken if step.value_loss is not None]
         return np.array(values, dtype=np.float64)
 
@@ -204,7 +204,7 @@ class UpdateResult:
 
     @property
     def value_loss(self) -> float | None:
-        """Mean value term over the optimiser steps taken, coefficient applied; None where no critic learned."""
+        """Mean value loss over the optimiser steps taken, coefficient not applied; None where no critic learned."""
         return _mean(self.value_losses) if len(self.value_losses) else None
 
     @property

@@ -145,7 +145,8 @@ class UpdateSteps:
 
     def _step(self, minibatch: Minibatch, *, starting: bool) -> OptimizerStep:
         self._optimizer.zero_grad(set_to_none=True)
-        sums = StepSums(self._batch.num_loss_tokens, judges=self._critic is not None)
+        coefficient = None if self._critic is None else self._settings.value_coefficient
+        sums = StepSums(self._batch.num_loss_tokens, value_coefficient=coefficient)
         for micro in minibatch.micros:
             one = self._forward(micro, minibatch, starting=starting)
             sums.add(one)

@@ -1,12 +1,10 @@
 """What the arithmetic of an update hangs on besides its batch: recorded with it, so that it can be computed again.
 
-Owns the record and how settings and state are written down. Learns nothing. No random generator is among the terms:
+Owns the record and how settings are written down. Learns nothing. No random generator is among the terms:
 the learner draws no random numbers, its deal of trajectories to steps is a hash of seed, update and ids.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -55,13 +53,3 @@ def kernels() -> Kernels:
 def settings_text(settings: LearnerSection) -> str:
     """Return ``settings`` as they are recorded."""
     return canonical_json(settings.model_dump(mode="json"))
-
-
-def state_text(
-    *, optimizer_steps: int, skipped_in_a_row: Sequence[Sequence[str]], scales: Mapping[str, Any]
-) -> str:
-    """Return the learner's state as it is recorded; ``scales`` are the running scales as plain values."""
-    skipped = [list(names) for names in skipped_in_a_row]
-    return canonical_json(
-        {"optimizer_steps": optimizer_steps, "skipped_in_a_row": skipped, "scales": dict(scales)}
-    )

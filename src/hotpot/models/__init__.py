@@ -2,6 +2,7 @@
 
 from hotpot.models.decoder import Decoder, DecoderConfig, KeyValueCache
 from hotpot.models.files import load_decoder, save_model
+from hotpot.models.machine import arithmetic
 from hotpot.models.threads import measure_threads, training_work, use_threads
 from hotpot.models.tokenizer import PolicyTokenizer, train_tokenizer
 from hotpot.models.weights import Weights, checksum, copy_weights
@@ -12,6 +13,7 @@ __all__ = [
     "KeyValueCache",
     "PolicyTokenizer",
     "Weights",
+    "arithmetic",
     "checksum",
     "copy_weights",
     "load_decoder",

@@ -8,13 +8,14 @@ which chance · ``seeds`` with which chances · ``attempts`` tries, for the ledg
 ``collector`` many episodes over an engine
 """
 
-from hotpot.rollout.attempts import AttemptLog, RolloutCounts
+from hotpot.rollout.attempts import STOPPED, AttemptLog, RolloutCounts
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.collector import Rollout, Scene
 from hotpot.rollout.dialect import Conversation, Dialect
 from hotpot.rollout.dialect_check import check_dialect
 from hotpot.rollout.loop import Episode, EpisodeRules
 from hotpot.rollout.mix import ONLY, Mix, MixedEnvironment
+from hotpot.rollout.past import NOTHING, Past, same_experience
 from hotpot.rollout.pools import GroupOutcome, Pool, Pools, Verdict, verdict_of
 from hotpot.rollout.prompt import Output, Prompt, Rewrite
 from hotpot.rollout.recorder import Provenance
@@ -22,7 +23,9 @@ from hotpot.rollout.seeds import environment_seed, sampling_seed
 from hotpot.rollout.tasks import Choice, EpisodePlan, TaskSampler
 
 __all__ = [
+    "NOTHING",
     "ONLY",
+    "STOPPED",
     "AttemptLog",
     "Choice",
     "Clock",
@@ -35,6 +38,7 @@ __all__ = [
     "Mix",
     "MixedEnvironment",
     "Output",
+    "Past",
     "Pool",
     "Pools",
     "Prompt",
@@ -47,6 +51,7 @@ __all__ = [
     "Verdict",
     "check_dialect",
     "environment_seed",
+    "same_experience",
     "sampling_seed",
     "verdict_of",
 ]

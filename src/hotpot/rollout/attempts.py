@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from hotpot.experience.log.ledger import Lease
@@ -12,6 +12,9 @@ from hotpot.types import Purpose
 
 _MAX_REASONS = 64
 _MAX_TALLIED_CHARS = 200
+STOPPED = "the collection was stopped"
+"""Reason of an attempt that was given up because whoever collected stopped; nothing is wrong with its episode."""
+
 MAX_REASON_CHARS = 1000
 """Longest reason on the ledger; longer ones are cut."""
 
@@ -31,16 +34,25 @@ class AttemptLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """One try at a plan."""
+    """One try at a plan: attempt number ``attempt``, the ``number``-th (from 1) in this collection.
+
+    ``company``: it is run beside others for their bits' sake only, and is no attempt on the ledger.
+    """
 
     plan: EpisodePlan
     attempt: int
+    number: int = 1
+    company: bool = False
 
     @property
     def attempt_id(self) -> str:
         """Id of the attempt."""
         plan = self.plan
         return attempt_id(plan.issue, plan.sample, self.attempt, evaluation=plan.evaluation)
+
+    def again(self) -> "Try":
+        """Return the try after this one."""
+        return replace(self, attempt=self.attempt + 1, number=self.number + 1)
 
     def lease(self, purpose: Purpose) -> Lease:
         """Return what the ledger is told before it runs."""

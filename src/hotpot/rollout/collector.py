@@ -20,10 +20,12 @@ from hotpot.config import RolloutSection
 from hotpot.engine import Engine
 from hotpot.envs import BoundEnvironment
 from hotpot.errors import EngineError, EnvironmentFailure
-from hotpot.rollout.attempts import AttemptLog, RolloutCounts, Try, readable, tally
+from hotpot.experience.crashpoints import reach
+from hotpot.rollout.attempts import STOPPED, AttemptLog, RolloutCounts, Try, readable, tally
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.dialect import Dialect
 from hotpot.rollout.loop import Episode, EpisodeRules
+from hotpot.rollout.past import NOTHING, Past
 from hotpot.rollout.recorder import Provenance
 from hotpot.rollout.tasks import EpisodePlan
 from hotpot.timeline import Timeline
@@ -53,12 +55,14 @@ class _Flight:
 class _Work:
     """One collection: tries not on the ledger yet, tries on it, requests out (oldest first), episodes at their end.
 
-    ``running`` is the episode being worked on, so that it is not forgotten where something raises.
+    ``running`` is the episode being worked on, so that it is not forgotten where something raises. ``tries`` are those of
+    all episodes begun, by attempt.
     """
 
     purpose: Purpose
     rules: Mapping[str, EpisodeRules]
     waiting: deque[Try]
+    tries: dict[str, Try] = field(default_factory=dict)
     leased: deque[Try] = field(default_factory=deque)
     flights: dict[str, _Flight] = field(default_factory=dict)
     finished: list[Episode] = field(default_factory=list)
@@ -111,7 +115,9 @@ class Rollout:
         self._abandoned: set[str] = set()
         self._worked_s = 0.0
 
-    def collect(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> Iterator[list[Trajectory]]:
+    def collect(
+        self, plans: Sequence[EpisodePlan], purpose: Purpose, past: Past = NOTHING
+    ) -> Iterator[list[Trajectory]]:
         """Run all plans for ``purpose`` and yield, after every engine step, the trajectories that finished in it.
 
         The list is empty where none did: whoever takes them is back in control after each step, and can stop there.
@@ -121,13 +127,20 @@ class Rollout:
         as ``generate``, ``environment`` and ``store`` (ledger). If the iterator is closed early, or anything raises,
         attempts whose trajectories were not yielded are dropped and their environments closed.
 
+        ``past`` says what is settled already: its plans are not run, or run as company, off the ledger; then what they
+        bring is yielded too, and whoever takes it leaves it alone.
+
         Raises :class:`EngineError` where the engine does not answer, or answers what was not asked.
         """
         _check_purpose(plans, purpose)
+        tries = [
+            Try(plan=plan, attempt=past.next_attempt(plan), company=past.is_settled(plan))
+            for plan in past.to_run(plans)
+        ]
         work = _Work(
             purpose=purpose,
             rules={name: self._rules(purpose, scene) for name, scene in self._scenes.items()},
-            waiting=deque(Try(plan=plan, attempt=0) for plan in plans),
+            waiting=deque(tries),
         )
         try:
             while work.unfinished:
@@ -169,7 +182,8 @@ class Rollout:
                     return
                 block = [work.waiting.popleft() for _ in range(min(capacity, len(work.waiting)))]
                 with self._timeline.span("store"):
-                    self._attempts.lease([one.lease(work.purpose) for one in block])
+                    self._attempts.lease([one.lease(work.purpose) for one in block if not one.company])
+                reach("leased")
                 work.leased.extend(block)
             with self._timeline.span("environment", whole=True):
                 while work.leased and len(work.flights) < capacity:
@@ -188,6 +202,7 @@ class Rollout:
             clock=self._clock,
         )
         self.counts.started += 1
+        work.tries[one.attempt_id] = one
         work.running = episode
         try:
             episode.start()
@@ -238,19 +253,21 @@ class Rollout:
 
     def _fail(self, episode: Episode, reason: str, work: _Work) -> None:
         """End the attempt; put a fresh one in line, or give the episode up."""
-        reason = self._without_secrets(reason)
-        tally(self.counts.failures, reason)
+        reason, one = self._without_secrets(reason), work.tries[episode.attempt_id]
         self._close(episode)
-        tries = episode.attempt + 1
-        again = tries < self._settings.max_attempts
-        with self._timeline.span("store"):
-            if again:
-                self._attempts.fail(episode.attempt_id, reason)
-            else:
-                self._attempts.drop(episode.attempt_id, f"gave up after {tries} tries; the last: {reason}")
+        again = one.number < self._settings.max_attempts
+        if not one.company:
+            tally(self.counts.failures, reason)
+            with self._timeline.span("store"):
+                if again:
+                    self._attempts.fail(one.attempt_id, reason)
+                else:
+                    self._attempts.drop(
+                        one.attempt_id, f"gave up after {one.number} tries; the last: {reason}"
+                    )
         if again:
-            work.waiting.appendleft(Try(plan=episode.plan, attempt=tries))
-        else:
+            work.waiting.appendleft(one.again())
+        elif not one.company:
             self.counts.dropped += 1
 
     def _close(self, episode: Episode) -> None:
@@ -283,12 +300,14 @@ class Rollout:
         if work.running is not None and work.running not in episodes:
             episodes.append(work.running)
         names = [episode.attempt_id for episode in (*episodes, *work.finished)]
+        work.tries |= {one.attempt_id: one for one in work.leased}
         names += [one.attempt_id for one in work.leased]
         for episode in episodes:
             self._close(episode)
-        for name in dict.fromkeys(names):
-            self._attempts.drop(name, "the collection was stopped")
-        self.counts.dropped += len(names)
+        known = [name for name in dict.fromkeys(names) if not work.tries[name].company]
+        for name in known:
+            self._attempts.drop(name, STOPPED)
+        self.counts.dropped += len(known)
 
 
 def _check_purpose(plans: Sequence[EpisodePlan], purpose: Purpose) -> None:

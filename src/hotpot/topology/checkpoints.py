@@ -2,7 +2,7 @@
 
 A checkpoint is a folder ``checkpoints/update-000040`` that is also an ordinary model folder. It is written under a
 temporary name and renamed when complete, so a folder with the final name is whole. The learner writes and reads its
-own files; this module owns only the folders.
+own files; this module owns only the folders and the pointer at one of them.
 """
 
 import os
@@ -12,10 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hotpot.errors import ModelFilesError
+from hotpot.experience.crashpoints import reach
 from hotpot.observability.files import replace_text
 
 CURRENT = "current"
-"""File in the checkpoint folder with the update that a resume goes on from: the newest, or the one it was sent back to."""
+"""File in the checkpoint folder with the update that a resume goes on from, the newest or the one it was sent back to;
+then the number up to which updates recorded on top of it are left behind."""
+
+LAST = "last"
+"""Name of the checkpoint that :data:`CURRENT` points at."""
 
 _NAME = re.compile(r"update-(\d{6,})")
 
@@ -33,31 +38,49 @@ def list_checkpoints(run: Path) -> list[int]:
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
 
-def write_checkpoint(run: Path, update: int, save: Callable[[Path], None], *, keep: int) -> Path:
-    """Write the checkpoint after ``update`` with ``save(folder)``, whole or not at all; prune to first, last and ``keep``."""
+def write_checkpoint(
+    run: Path, update: int, save: Callable[[Path], None], *, keep: int, after: int | None = None
+) -> Path:
+    """Write the checkpoint after ``update`` with ``save(folder)``, whole or not at all; prune to first, last and ``keep``.
+
+    ``after`` as in :func:`point_at`, by default nothing is left behind.
+    """
     final = checkpoint_folder(run, update)
-    for left_behind in final.parent.glob("*.partial"):
-        shutil.rmtree(left_behind)
+    for torn in final.parent.glob("*.partial"):
+        shutil.rmtree(torn)
     partial = final.with_name(final.name + ".partial")
     partial.mkdir(parents=True)
+    reach("checkpoint_begun")
     save(partial)
+    reach("checkpoint_written")
     if final.exists():
-        shutil.rmtree(final)
+        final.replace(final.with_name(final.name + ".old.partial"))
     partial.replace(final)
+    reach("checkpoint_renamed")
     descriptor = os.open(final.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    point_at(run, update)
+    point_at(run, update, after=update if after is None else after)
+    reach("checkpoint_pointed")
     for old in list_checkpoints(run)[1 : -keep - 1]:
         shutil.rmtree(checkpoint_folder(run, old))
+    reach("checkpoint_pruned")
     return final
 
 
-def point_at(run: Path, update: int) -> None:
-    """Make the checkpoint after ``update`` the one that a resume goes on from, durably."""
-    replace_text(run / "checkpoints" / CURRENT, [f"{update}\n"])
+def point_at(run: Path, update: int, *, after: int) -> None:
+    """Make the checkpoint after ``update`` the one that a resume goes on from, durably.
+
+    Updates numbered up to ``after`` that were recorded on top of it are left behind; later ones are on the way.
+    """
+    replace_text(run / "checkpoints" / CURRENT, [f"{update} {after}\n"])
+
+
+def left_behind(run: Path, update: int) -> int:
+    """Return the number up to which updates on top of the checkpoint ``update`` are left behind."""
+    return max(update, _pointer(run)[1]) if _pointer(run)[0] == update else update
 
 
 def find_checkpoint(run: Path, name: str | None = None) -> tuple[int, Path]:
@@ -70,9 +93,8 @@ def find_checkpoint(run: Path, name: str | None = None) -> tuple[int, Path]:
         raise ModelFilesError(
             f"{run} has no checkpoint; restore {run / 'checkpoints'} from a copy, or start the run anew"
         )
-    if name is None or name == "last":
-        pointer = run / "checkpoints" / CURRENT
-        pointed = int(pointer.read_text()) if pointer.is_file() else known[-1]
+    if name is None or name == LAST:
+        pointed, _ = _pointer(run)
         update = pointed if pointed in known else known[-1]
     elif name == "first":
         update = known[0]
@@ -83,3 +105,10 @@ def find_checkpoint(run: Path, name: str | None = None) -> tuple[int, Path]:
             f"{run} has no checkpoint {name!r}; give one of first, last, {', '.join(map(str, known))}"
         )
     return update, checkpoint_folder(run, update)
+
+
+def _pointer(run: Path) -> tuple[int, int]:
+    """Return the two numbers in :data:`CURRENT`; (-1, -1) where there is no such file."""
+    path = run / "checkpoints" / CURRENT
+    numbers = [int(word) for word in path.read_text().split()] if path.is_file() else []
+    return (numbers[0], numbers[-1]) if numbers else (-1, -1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from hotpot.config import Recipe
 from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.errors import RecipeError
-from hotpot.experience import Redactor
+from hotpot.experience import Markup, Redactor
 from hotpot.models import Decoder, PolicyTokenizer, load_decoder
 from hotpot.rollout import Dialect, Mix, MixedEnvironment, check_dialect
 from hotpot.versions import Version, prompt_version
@@ -103,7 +103,7 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
         dialect=dialect,
         redactor=redactor,
         decoder=decoder,
-        reference=_reference(recipe, first, tokenizer),
+        reference=read_reference(recipe, first, tokenizer),
         origin=str(folder),
     )
 
@@ -126,8 +126,17 @@ def _environment(recipe: Recipe, member: MixedEnvironment, tokenizer: PolicyToke
     return RunEnvironment(member=member, system_prompt=system, prompt=prompt)
 
 
-def _reference(recipe: Recipe, first: Path | None, tokenizer: PolicyTokenizer) -> Decoder | None:
-    """Return the policy to stay close to: the recipe's, or the model the run began with."""
+def template_markup(tokenizer: PolicyTokenizer, dialect: Dialect) -> Markup:
+    """Return the tokens that the chat template is written with; runs of spaces that a tokenizer adds are none."""
+    ids = frozenset(index for text, index in tokenizer.added_ids.items() if text.strip())
+    return Markup(ids=ids, ends=frozenset(dialect.stop_tokens))
+
+
+def read_reference(recipe: Recipe, first: Path | None, tokenizer: PolicyTokenizer) -> Decoder | None:
+    """Return the policy to stay close to: the recipe's, or ``first``, the model the run began with. None without one.
+
+    Raises :class:`RecipeError` where it can't score what the policy says.
+    """
     if recipe.learner.kl_coefficient == 0 and recipe.learner.reference_path is None:
         return None
     folder = recipe.learner.reference_path or first or recipe.model.path

@@ -3,6 +3,8 @@
 ::
 
     plans ──► rollout ──finished──► (chunks) ──► store ──accepted──► whoever asked
+      ▲                                                                  ▲
+      └── what an earlier process left of the same plans (``past``) ─────┘
 
 Owns the chunking (one fsync a chunk) and the promise that everything finished is acknowledged before control returns,
 also when the operator stops the run half-way. Training and evaluation both collect through here.
@@ -14,9 +16,10 @@ from dataclasses import dataclass
 
 from hotpot.errors import StoreError
 from hotpot.experience import ExperienceStore
+from hotpot.experience.crashpoints import reach
 from hotpot.models import use_threads
 from hotpot.observability.live import LiveView
-from hotpot.rollout import EpisodePlan, Rollout
+from hotpot.rollout import NOTHING, EpisodePlan, Past, Rollout, same_experience
 from hotpot.timeline import Timeline
 from hotpot.topology.stopping import StopSignal
 from hotpot.types import Purpose, Trajectory
@@ -36,7 +39,11 @@ class IntakeCounts:
 
 
 class Intake:
-    """Collects and stores. ``num_threads``: threads the engine computes with; ``counts``: what was accepted before."""
+    """Collects and stores. ``num_threads``: threads the engine computes with; ``counts``: what was accepted before.
+
+    ``past`` is what is settled of the update that an earlier process was in. ``differing``: trajectories on record that
+    came out otherwise when they were run again as company; the recorded ones count.
+    """
 
     def __init__(
         self,
@@ -48,7 +55,9 @@ class Intake:
         *,
         num_threads: int,
         counts: IntakeCounts | None = None,
+        past: Past = NOTHING,
     ) -> None:
+        self.past, self.differing = past, list[str]()
         self.counts = counts or IntakeCounts()
         self._rollout, self._store, self._timeline = rollout, store, timeline
         self._stop, self._view = stop, view
@@ -64,22 +73,37 @@ class Intake:
         Raises :class:`hotpot.topology.stopping.StopRequested` at the next engine step after a signal.
         """
         use_threads(self._num_threads)
+        past = self.past if purpose is Purpose.TRAINING else NOTHING
         pending: list[Trajectory] = []
+        known = past.brought(plans)
         try:
-            for finished in self._rollout.collect(plans, purpose):
-                pending += finished
+            for finished in self._rollout.collect(plans, purpose, past):
+                for trajectory in finished:
+                    if past.settles(trajectory.row.episode_id):
+                        known += self._on_record(trajectory, past)
+                    else:
+                        pending.append(trajectory)
                 if len(pending) >= CHUNK:
                     chunk, pending = pending, []
                     yield self.keep(chunk)
                 self._stop.check()
         finally:
             kept = self.keep(pending)
-        if kept:
-            yield kept
+        if known or kept:
+            yield known + kept
 
     def collect(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> list[Trajectory]:
-        """Run ``plans`` and return everything the store accepted; raises as :meth:`stream`."""
-        return [trajectory for chunk in self.stream(plans, purpose) for trajectory in chunk]
+        """Run ``plans`` and return everything the store accepted, now or before; raises as :meth:`stream`."""
+        found = [trajectory for chunk in self.stream(plans, purpose) for trajectory in chunk]
+        reach("collected")
+        return found
+
+    def _on_record(self, company: Trajectory, past: Past) -> list[Trajectory]:
+        """Return what is on record of an episode that was run again."""
+        recorded = past.finished.get(company.row.episode_id, ())
+        if recorded and not same_experience(recorded[:1], [company]):
+            self.differing.append(recorded[0].row.trajectory_id)
+        return list(recorded)
 
     def queue_depth(self) -> float | None:
         """Return the mean number of requests in the engine, waiting and running, since this was asked last."""
@@ -114,6 +138,7 @@ class Intake:
             return []
         with self._timeline.span("store", whole=True):
             report = self._store.append(trajectories)
+        reach("kept")
         accepted = set(report.accepted)
         self._quarantined += len(report.quarantined)
         for (trajectory_id, reason), detail in zip(report.quarantined, report.details, strict=True):

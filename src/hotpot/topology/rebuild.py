@@ -12,7 +12,7 @@ learner in the parent's state, with as many threads on the same kind of machine,
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +66,18 @@ def rebuild_batch(reader: RunReader, update: int) -> UpdateBatch:
     uses: list[ConsumptionRow] = from_table(
         "consumptions", then.table("consumptions", where='"update" = ?', params=[update])
     )
-    drawn = {use.trajectory_id: use for use in uses if use.source in REPLAYED and row.num_replayed}
+    drawn = _draw_of(row) or {
+        use.trajectory_id: (use.source, use.weight)
+        for use in uses
+        if use.source in REPLAYED and row.num_replayed
+    }
     fresh = {use.trajectory_id: use for use in uses if use.trajectory_id not in drawn}
     checksums = policy_checksums(reader)
     return UpdateBatch(
         update=update,
-        collected=_collected(then, update, set(fresh)),
+        collected=_named(then, row.collected_trajectories) or _collected(then, update, set(fresh)),
         source=next((use.source for use in fresh.values()), "fresh"),
-        drawn=_drawn(then, drawn),
+        drawn=_drawn(then, drawn, set(row.peer_trajectories) if row.learner_settings else None),
         aliases={
             version: row.policy_version
             for version, checksum in checksums.items()
@@ -125,8 +129,18 @@ def aliases(trajectories: Sequence[Trajectory], *, policy_version: int, checksum
     }
 
 
+def _draw_of(row: UpdateRow) -> dict[str, tuple[str, float]]:
+    """Return source and weight of what was drawn for an update, as its row says; empty in rows that say nothing of it."""
+    pairs = zip(row.drawn_sources, row.drawn_weights.tolist(), strict=True)
+    return dict(zip(row.drawn_trajectories, pairs, strict=True))
+
+
+def _named(then: RunReader, names: Sequence[str]) -> list[Trajectory]:
+    return read_trajectories(then, "trajectory_id IN (SELECT unnest(?))", [list(names)]) if names else []
+
+
 def _collected(then: RunReader, update: int, consumed: set[str]) -> list[Trajectory]:
-    """Return what was collected for the update, as recorded by then.
+    """Return what was collected for an update whose row does not name it, as recorded by then.
 
     A refused record that was brought back later is in a group without having been in the batch: it was not consumed.
     """
@@ -147,18 +161,20 @@ def _collected(then: RunReader, update: int, consumed: set[str]) -> list[Traject
     ]
 
 
-def _drawn(then: RunReader, uses: Mapping[str, ConsumptionRow]) -> list[Drawn]:
+def _drawn(then: RunReader, uses: Mapping[str, tuple[str, float]], peers: Set[str] | None) -> list[Drawn]:
+    """Return what was drawn, by source and weight; ``peers`` counted in the baselines, None where no row says which."""
     if not uses:
         return []
-    found = read_trajectories(then, "trajectory_id IN (SELECT unnest(?))", [list(uses)])
-    groups = {trajectory.row.group_id for trajectory in found}
-    members = _members(then, sorted(groups))
+    found = _named(then, list(uses))
+    members = _members(then, sorted({trajectory.row.group_id for trajectory in found}))
+    if peers is not None:
+        members = [peer for peer in members if peer.trajectory_id in peers or peer.trajectory_id in uses]
     drawn = [
         Drawn(
             trajectory_id=trajectory.row.trajectory_id,
             group_id=trajectory.row.group_id,
-            source="hot" if uses[trajectory.row.trajectory_id].source == "hot" else "cold",
-            weight=uses[trajectory.row.trajectory_id].weight,
+            source="hot" if uses[trajectory.row.trajectory_id][0] == "hot" else "cold",
+            weight=uses[trajectory.row.trajectory_id][1],
             trajectory=trajectory,
             peers=tuple(
                 peer

@@ -20,7 +20,7 @@ from hotpot.errors import ModelFilesError, RecipeError, RunFolderError
 from hotpot.experience import read_manifest
 from hotpot.observability.summary import SummaryInputs, summarise, write_summary
 from hotpot.observability.trace import write_trace
-from hotpot.topology.checkpoints import list_checkpoints, point_at
+from hotpot.topology.checkpoints import LAST, list_checkpoints, point_at
 from hotpot.topology.halves import run_from_record, run_rollout_only
 from hotpot.topology.history import check_complete, last_recipe
 from hotpot.topology.session import Session
@@ -67,8 +67,8 @@ def train(
         status = "failed"
         # What it says is true of the process before; `hotpot runs` must not take it for this one's.
         (folder / "summary.json").unlink(missing_ok=True)
-        if checkpoint is not None:
-            point_at(folder, session.progress.update)
+        if checkpoint not in (None, LAST):
+            point_at(folder, session.progress.update, after=max(0, session.store.ledger.mark("update")))
         try:
             _drive(session)
             status = "finished"

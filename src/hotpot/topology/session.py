@@ -18,13 +18,14 @@ from hotpot.engine import Engine
 from hotpot.errors import EnvironmentFailure
 from hotpot.evaluation import Evaluator
 from hotpot.experience import ExperienceStore
+from hotpot.experience.crashpoints import reach
 from hotpot.experience.replay import Replay
 from hotpot.ids import group_id
 from hotpot.learner import Learner, NonFiniteError, UpdateResult
 from hotpot.models import PolicyTokenizer, use_threads
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
-from hotpot.rollout import EpisodePlan, TaskSampler
+from hotpot.rollout import NOTHING, EpisodePlan, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology import rows
 from hotpot.topology.batch import UpdateBatch, learnable
@@ -34,7 +35,9 @@ from hotpot.topology.history import History
 from hotpot.topology.ingredients import RunEnvironment
 from hotpot.topology.intake import Intake
 from hotpot.topology.outcomes import update_outcomes
+from hotpot.topology.rebuild import aliases
 from hotpot.topology.refill import Refill
+from hotpot.topology.run_state import RunState, made_of, surroundings
 from hotpot.topology.stopping import StopSignal
 from hotpot.types import EvaluationRow, Purpose, Trajectory, UpdateRow
 
@@ -106,7 +109,8 @@ class Session:
         """Start the clock of the next update and return its number; durable before it is used."""
         update = self.progress.next_update
         with self.timeline.span("store"):
-            self.store.ledger.advance("update", update)
+            self.store.ledger.reach("update", update)
+        reach("update_begun")
         self.progress.next_update = update + 1
         self._started_us = rows.now_us()
         return update
@@ -139,6 +143,9 @@ class Session:
 
     def draw(self, batch: UpdateBatch) -> UpdateBatch:
         """Return ``batch`` with what replay draws beside what was collected, if it is on."""
+        served = self.engine.info()
+        own = aliases(batch.collected, policy_version=served.policy_version, checksum=served.checksum)
+        batch = replace(batch, aliases=own)
         if self.replay is None:
             return batch
         with self.timeline.span("replay"):
@@ -159,7 +166,7 @@ class Session:
         use_threads(self.threads.learner)
         with self.timeline.span("learn"):
             try:
-                return self.learner.update(
+                result = self.learner.update(
                     batch.sequences(),
                     update=update,
                     policy_version=self.progress.policy_version,
@@ -168,17 +175,21 @@ class Session:
             except NonFiniteError as error:
                 self.store.record(self._found_wrong(error.result))
                 raise
+        reach("learned")
+        return result
 
     def publish(self, update: int) -> list[Any]:
         """Serve the learner's weights as a new policy version; return the rows that say so."""
         version = self.progress.policy_version + 1
         with self.timeline.span("publish"):
             self.store.ledger.advance("policy_version", version)
+            reach("publish_marked")
             report = self.engine.publish(self.learner.weights(), version)
         described = rows.policy_version(version, checksum=report.checksum, update=update, origin=self.run_id)
         self._checksum = report.checksum
         detail = {"checksum": report.checksum, "seconds": report.seconds, "policy_version": version}
         self.progress.policy_version = version
+        reach("published")
         return [rows.version_row(self.run_id, described), self.event("publish", detail)]
 
     def record_update(self, result: UpdateResult, batch: UpdateBatch, published: Sequence[Any]) -> None:
@@ -201,6 +212,9 @@ class Session:
         groups = rows.group_rows(self.run_id, batch, result)
         events = [self.event(kind, dict(detail)) for kind, detail in batch.events]
         events += self._found_wrong(result)
+        if self.intake.differing:
+            events.append(self.event("resume_differs", {"trajectories": self.intake.differing}))
+        reach("update_unrecorded")
         with self.timeline.span("store", whole=True):
             self.store.record_update(
                 row,
@@ -209,6 +223,8 @@ class Session:
                 rows.consumption_rows(self.run_id, batch, result),
                 [*published, *events, *self.measure(result.update)],
             )
+        reach("update_recorded")
+        self.intake.past, self.intake.differing = NOTHING, []
         self.sampler.hear(update_outcomes(groups, batch.collected))
         if self.replay is not None:
             with self.timeline.span("replay"):
@@ -238,7 +254,9 @@ class Session:
             with self.timeline.span("evaluate", whole=True):
                 greedy = self.recipe.evaluation.greedy
                 found = evaluator.evaluate(label, self.progress.update, num_tasks, greedy=greedy)
+                reach("evaluation_unrecorded")
                 self.store.record(found)
+            reach("evaluated")
             self.evaluations += found
             rows_of_all += found
             for row in found:
@@ -253,11 +271,25 @@ class Session:
             write_checkpoint(
                 self.folder,
                 self.progress.update,
-                lambda folder: self.learner.save(folder, self.tokenizer.files()),
+                lambda folder: self.learner.save(folder, self.tokenizer.files(), self.state().to_json()),
                 keep=self.recipe.checkpoint.keep,
             )
             self.store.record([self.event("checkpoint", {"checkpoint_update": self.progress.update})])
         self._saved_update = self.progress.update
+
+    def state(self) -> RunState:
+        """Return what the run says of itself in a checkpoint now."""
+        threads, progress = self.threads, self.progress
+        return RunState(
+            run_id=self.run_id,
+            update=progress.update,
+            done=progress.done,
+            policy_version=progress.policy_version,
+            marks=self.store.ledger.marks(),
+            replay_update=-1 if self.replay is None else self.replay.index.last_update,
+            **made_of(self.environments),
+            **surroundings(self.recipe, threads_engine=threads.engine, threads_learner=threads.learner),
+        )
 
     def due(self) -> None:
         """Do what is on a schedule after an update: evaluation, checkpoint."""

@@ -4,39 +4,40 @@ Nothing else builds parts. The order: read and check everything that can be wron
 (``ingredients``), then open the run folder, then build what needs it, then say on the record what the run is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from hotpot.config import Recipe
+from hotpot.config.load import build_recipe
 from hotpot.engine import Engine
-from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.evaluation import Evaluator, MeasuredVersions
-from hotpot.experience import ExperienceStore, Markup, RunReader
+from hotpot.experience import ExperienceStore, RunReader
 from hotpot.experience.replay import Replay
 from hotpot.learner import Learner
-from hotpot.models import Decoder, checksum, measure_threads, training_work
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
 from hotpot.timeline import Timeline
-from hotpot.topology import rows
 from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
+from hotpot.topology.engines import choose_threads, frozen_sampling, make_engine
 from hotpot.topology.halves import check_source, first_policy_version
-from hotpot.topology.history import History, changed_settings, read_history, write_recipe
-from hotpot.topology.ingredients import Ingredients, read_ingredients
+from hotpot.topology.history import History, changed_settings, last_recipe, read_history, write_recipe
+from hotpot.topology.ingredients import Ingredients, read_ingredients, read_reference, template_markup
 from hotpot.topology.intake import Intake
+from hotpot.topology.introduction import introduce
 from hotpot.topology.outcomes import read_outcomes
+from hotpot.topology.position import behind_the_marks
+from hotpot.topology.resuming import Resumption, Taking, check_same_experiment, take_up
+from hotpot.topology.run_state import RunState, made_of, surroundings
 from hotpot.topology.session import Progress, Session, Threads
 from hotpot.topology.stopping import StopSignal
-from hotpot.types import GenerationRequest, Purpose, SampleKey, SamplingParams
-
-GREEDY = SamplingParams(temperature=0.0)
+from hotpot.types import Purpose, SamplingParams
 
 RESUMED, EVALUATING = "resumed", "opened_for_evaluation"
 """What the record says of a process that takes an existing run up: to train on, or only to measure it."""
@@ -62,34 +63,40 @@ def wire(
     kept = list_checkpoints(folder) if resume else []
     first = checkpoint_folder(folder, kept[0]) if kept else None
     made = read_ingredients(recipe, model=history.source, first=first)
+    taking = _taking(folder, recipe, checkpoint) if resume == RESUMED else None
+    accepted = check_same_experiment(taking, made, history.source) if taking is not None else []
     learner = _learner(recipe, made, history)
     source_run = recipe.debug.source_run if resume != EVALUATING else None
     if source_run is not None:
         check_source(source_run, recipe)
     foreign_version = 0 if source_run is None else first_policy_version(source_run)
-    threads = _choose_threads(recipe, made.decoder)
-    changed = changed_settings(folder, recipe) if resume == RESUMED else {}
+    threads = choose_threads(recipe, made.decoder)
     timeline = Timeline(keep_slices=recipe.run.trace)
     with ExitStack() as stack:
         store = stack.enter_context(
             _open_store(recipe, made, folder, run_id, timeline, threads, resume=resume is not None)
         )
-        if resume != EVALUATING:
-            write_recipe(folder, recipe, made.redactor)
+        resumption = Resumption(history=history, position=behind_the_marks(store.ledger))
+        if taking is not None:
+            resumption = _take_up(taking, made, history, store, threads, first, accepted)
+            history = resumption.history
+            if history.source is not None:
+                learner.load(history.source)
+                made = replace(made, origin=str(history.source))
         version = max(store.ledger.mark("policy_version"), foreign_version) + 1
         store.ledger.advance("policy_version", version)
-        next_update, done = max(store.ledger.mark("update"), 0) + 1, len(history.updates)
-        learner.lost_updates = next_update - 1 - done
-        sampling = _sampling(recipe)
-        engine = _engine(recipe, made.decoder, sampling, version)
+        position, done = resumption.position, len(history.updates)
+        learner.lost_updates = position.next_update - 1 - done
+        sampling = frozen_sampling(recipe)
+        engine = make_engine(recipe, made.decoder, sampling, version)
         stack.callback(engine.close)
         rollout = _rollout(recipe, made, engine, sampling, store, run_id, timeline)
         sampler = TaskSampler(
             made.mix,
             seed=recipe.run.seed,
             samples_per_task=recipe.rollout.samples_per_task,
-            next_issue=store.ledger.mark("issue") + 1,
-            advance=lambda issue: store.ledger.advance("issue", issue),
+            next_issue=position.next_issue,
+            advance=lambda issue: store.ledger.reach("issue", issue),
             num_holdout=max(recipe.evaluation.num_tasks, recipe.evaluation.num_tasks_final),
             settings=recipe.tasks,
         )
@@ -97,8 +104,9 @@ def wire(
             sampler.hear(read_outcomes(RunReader.open(folder), {row.update for row in history.updates}))
         view = stack.enter_context(LiveView(run_id, recipe.topology.updates, done=done, console=console))
         intake = Intake(
-            rollout, store, timeline, stop, view, num_threads=threads.engine, counts=history.counts
-        )
+            rollout, store, timeline, stop, view, num_threads=threads.engine, counts=history.counts,
+            past=resumption.past,
+        )  # fmt: skip
         session = Session(
             recipe=recipe,
             run_id=run_id,
@@ -118,12 +126,62 @@ def wire(
             stop=stop,
             threads=threads,
             progress=Progress(
-                policy_version=version, update=history.update, done=done, next_update=next_update
+                policy_version=version, update=history.update, done=done, next_update=position.next_update
             ),
             history=history,
         )
-        _introduce(session, made, resume or "run_started", changed)
+        more = (
+            {**({"changed": taking.changed} if taking.changed else {}), **resumption.detail()}
+            if taking
+            else {}
+        )
+        introduce(session, made, resume or "run_started", more, resumption.events)
+        if resume != EVALUATING:
+            write_recipe(folder, recipe, made.redactor)
         yield session
+
+
+def _taking(folder: Path, recipe: Recipe, checkpoint: str | None) -> Taking:
+    told = build_recipe(last_recipe(folder), [], origin=str(folder))
+    return Taking(
+        folder=folder,
+        recipe=recipe,
+        told=told,
+        changed=changed_settings(folder, recipe),
+        checkpoint=checkpoint,
+    )
+
+
+def _take_up(
+    taking: Taking,
+    made: Ingredients,
+    history: History,
+    store: ExperienceStore,
+    threads: Threads,
+    first: Path | None,
+    accepted: Sequence[str],
+) -> Resumption:
+    """Come to the weights of the last recorded update; what is learned again is so under the settings told then."""
+    here = surroundings(taking.recipe, threads_engine=threads.engine, threads_learner=threads.learner)
+    then = replace(made, reference=read_reference(taking.told, first, made.tokenizer))
+
+    def keep(learner: Learner, into: Path, at: History) -> None:
+        state = RunState(
+            run_id=store.run_id,
+            update=at.update,
+            done=len(at.updates),
+            policy_version=at.updates[-1].new_policy_version if at.updates else 0,
+            marks=store.ledger.marks(),
+            replay_update=at.update,
+            **made_of(made.environments),
+            **here,
+        )
+        learner.save(into, made.tokenizer.files(), state.to_json())
+
+    found = take_up(
+        replace(taking, here=here), history, store.ledger, lambda: _learner(taking.told, then, history), keep
+    )
+    return replace(found, why=(*accepted, *found.why))
 
 
 def _open_store(
@@ -150,14 +208,6 @@ def _open_store(
     )
 
 
-def _sampling(recipe: Recipe) -> dict[Purpose, SamplingParams]:
-    return {
-        Purpose.TRAINING: recipe.sampling.training.params(),
-        Purpose.EVALUATION: recipe.sampling.evaluation.params(),
-        Purpose.EVALUATION_GREEDY: GREEDY,
-    }
-
-
 def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
     """Return the learner, with the state of the checkpoint if there is one."""
     learner = Learner(
@@ -167,31 +217,11 @@ def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
         seed=recipe.run.seed,
         temperature=recipe.sampling.training.temperature or 1.0,
         reference=made.reference,
-        markup=_markup(made),
+        markup=template_markup(made.tokenizer, made.dialect),
     )
     if history.source is not None:
         learner.load(history.source)
-    learner.recall_norms(float(norm) for row in history.updates for norm in row.grad_norms)
     return learner
-
-
-def _markup(made: Ingredients) -> Markup:
-    """Return the tokens that the chat template is written with; runs of spaces that a tokenizer adds are none."""
-    ids = frozenset(index for text, index in made.tokenizer.added_ids.items() if text.strip())
-    return Markup(ids=ids, ends=frozenset(made.dialect.stop_tokens))
-
-
-def _engine(
-    recipe: Recipe, decoder: Decoder, sampling: dict[Purpose, SamplingParams], version: int
-) -> EmbeddedEngine:
-    return EmbeddedEngine(
-        decoder.config,
-        decoder.state_dict(),
-        settings=recipe.engine,
-        max_context_tokens=recipe.rollout.max_context_tokens,
-        sampling=sampling,
-        policy_version=version,
-    )
 
 
 def _rollout(
@@ -274,68 +304,3 @@ def _evaluators(
         )
         for one in made.environments
     )
-
-
-def _introduce(session: Session, made: Ingredients, kind: str, changed: dict[str, list[Any]]) -> None:
-    """Put on the record what the run is made of and what this process was told."""
-    progress = session.progress
-    served = rows.policy_version(
-        progress.policy_version,
-        checksum=checksum(made.decoder.state_dict()),
-        update=progress.update,
-        origin=made.origin,
-    )
-    own = [
-        version
-        for one in made.environments
-        for version in (one.environment.env_version, one.environment.reward_version, one.prompt)
-    ]
-    # Environments of a mix may share one.
-    by_name = {(known.kind, known.version): known for known in [*own, served, rows.schema_version()]}
-    unknown = [known for name, known in by_name.items() if name not in session.history.versions]
-    detail: dict[str, Any] = {
-        "origin": made.origin,
-        "threads_engine": session.threads.engine,
-        "threads_learner": session.threads.learner,
-        **({"changed": changed} if changed else {}),
-        **({"mix": [rows.mix_detail(member) for member in made.mix]} if len(made.mix) > 1 else {}),
-    }
-    described = [rows.version_row(session.run_id, known) for known in unknown]
-    session.store.record([*described, session.event(kind, detail)])
-    if not made.dialect.renders_tools:
-        session.view.message(
-            "the chat template shows the model no tools; name them in prompt.system, or use another template"
-        )
-
-
-def _choose_threads(recipe: Recipe, decoder: Decoder) -> Threads:
-    """Return the thread counts of the recipe, or those measured best on the policy for each of the two kinds of work."""
-    fixed = 1 if recipe.run.deterministic else recipe.run.threads
-    if fixed:
-        return Threads(engine=fixed, learner=fixed)
-    sampling = {Purpose.EVALUATION: SamplingParams()}
-    engine = _engine(recipe, decoder, sampling, version=0)
-    number = 0
-
-    def generate() -> None:
-        nonlocal number
-        for row in range(min(64, recipe.engine.max_concurrency)):
-            number += 1
-            engine.submit(
-                GenerationRequest(
-                    request_id=str(number),
-                    session_id=str(number),
-                    prompt=np.zeros(min(32, recipe.rollout.max_context_tokens - 8), dtype=np.int32),
-                    stop_tokens=(),
-                    max_tokens=4,
-                    purpose=Purpose.EVALUATION,
-                    sampling=sampling[Purpose.EVALUATION],
-                    key=SampleKey(seed=0, issue=row, sample=0, step=0),
-                )
-            )
-        while not engine.idle:
-            engine.step()
-
-    chosen = Threads(engine=measure_threads(generate)[0], learner=measure_threads(training_work(decoder))[0])
-    engine.close()
-    return chosen

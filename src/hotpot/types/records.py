@@ -222,7 +222,7 @@ class UpdateRow:
     policy_loss: float = column("Mean policy term of the loss", unit="nats")
     kl_loss: float = column("Mean KL term of the loss, coefficient applied", unit="nats")
     value_loss: float | None = column(
-        "Mean value term of the loss, coefficient applied, if there is a value function"
+        "Mean value loss over the update's optimiser steps, coefficient not applied, if there is a value function"
     )
     losses: NDArray[np.float64] = column("Loss of each optimiser step taken, in order", unit="nats")
     policy_losses: NDArray[np.float64] = column(
@@ -232,7 +232,7 @@ class UpdateRow:
         "KL term of the loss of each optimiser step taken, in order, coefficient applied", unit="nats"
     )
     value_losses: NDArray[np.float64] = column(
-        "Value term of the loss of each optimiser step taken, in order; empty without a value function"
+        "Value loss of each optimiser step taken, in order, coefficient not applied; empty without a value function"
     )
     entropies: NDArray[np.float64] = column(
         "Mean entropy over the loss tokens of each optimiser step taken, in order", unit="nats"

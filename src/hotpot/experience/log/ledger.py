@@ -138,6 +138,17 @@ class Ledger:
                 )
             database.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, value))
 
+    def reach(self, name: str, value: int) -> None:
+        """Make sure that the mark ``name`` is at least ``value``: for numbers that may have been handed out already, to
+        the very thing they are used for now.
+        """
+        if value > self.mark(name):
+            self.advance(name, value)
+
+    def marks(self) -> dict[str, int]:
+        """Return all high-water marks."""
+        return {name: self.mark(name) for name in MARKS}
+
     def mark(self, name: str) -> int:
         """Return the highest number of kind ``name`` handed out so far; -1 where none was."""
         _known_mark(name)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hotpot.errors import StoreError
 from hotpot.experience.replay.drawn import Peer
 from hotpot.experience.replay.keys import id_keys
+from hotpot.ids import first_try
 from hotpot.types import EndReason, Purpose, Split, Trajectory
 
 EQUAL_REWARD_TOLERANCE = 1e-6
@@ -46,6 +47,7 @@ SCHEMA = pa.schema(_FIELDS)
 _KINDS: dict[str, Any] = {
     "ids": np.dtypes.StringDType(),
     "keys": np.uint64,
+    "chances": np.uint64,
     "groups": np.int32,
     "envs": np.int32,
     "rewards": np.float64,
@@ -63,13 +65,15 @@ _KINDS: dict[str, Any] = {
 class Index:
     """The columns, each an array ``[num_lines]`` that grows.
 
-    ``ids`` text and ``keys`` their hashes; ``groups`` and ``envs`` numbers of names; ``rewards``, ``successes``,
+    ``ids`` text and ``keys`` their hashes; ``chances`` the keys that a draw goes by, the same for every try at an episode;
+    ``groups`` and ``envs`` numbers of names; ``rewards``, ``successes``,
     ``num_tokens``, ``updates`` (that learned it fresh), ``segments`` (of the log), ``advantages`` (reward minus its
     group's mean), ``eligible``, ``present`` (still in the record), ``consumed`` (replayed in this epoch).
     """
 
     ids: NDArray[Any]
     keys: NDArray[np.uint64]
+    chances: NDArray[np.uint64]
     groups: NDArray[np.int32]
     envs: NDArray[np.int32]
     rewards: NDArray[np.float64]
@@ -113,6 +117,7 @@ class Index:
         self._show(new)
         self.ids[old:] = ids
         self.keys[old:] = keys
+        self.chances[old:] = id_keys(first_try(name) for name in ids)
         self.groups[old:] = self._coded(lines.column("group_id"), self._group_codes, self._group_names)
         self.envs[old:] = self._coded(lines.column("env"), self.env_codes, [])
         self.rewards[old:] = lines.column("reward").to_numpy()

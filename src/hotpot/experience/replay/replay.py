@@ -134,7 +134,7 @@ class Replay:
         hot = np.zeros(index.num_lines, np.bool_)
         hot[self.hot.places] = True
         pool = Pool(
-            keys=index.keys[lines],
+            keys=index.chances[lines],
             hot=hot[lines],
             consumed=index.consumed[lines],
             envs=index.envs[lines],

@@ -1,0 +1,84 @@
+"""Learners in the state that an update of a run started from, under the terms that it was learned with.
+
+Owns what a learner is made of besides the record: weights and optimiser of a checkpoint, the tokenizer beside them, the
+reference. Reads checkpoints; writes into a temporary folder only.
+"""
+
+import tempfile
+from pathlib import Path
+
+from hotpot.errors import ModelFilesError
+from hotpot.learner import Learner
+from hotpot.models import Decoder, PolicyTokenizer, checksum, load_decoder
+from hotpot.rollout import Dialect
+from hotpot.topology.checkpoints import checkpoint_folder
+from hotpot.topology.ingredients import template_markup
+from hotpot.topology.redo.terms import Terms
+
+
+class Learners:
+    """Makes the learners of one run. ``model`` is the model the run began with, as its recipe names it."""
+
+    def __init__(self, folder: Path, model: Path | None) -> None:
+        self._folder, self._model = folder, model
+        self._references: dict[Path, Decoder] = {}
+
+    def at(self, checkpoint: int, terms: Terms) -> Learner:
+        """Return a learner in the state of the checkpoint after update ``checkpoint``.
+
+        Raises :class:`ModelFilesError` where it can't be read, or the reference that the terms need is gone.
+        """
+        return self._load(checkpoint_folder(self._folder, checkpoint), terms)
+
+    def under(self, learner: Learner, terms: Terms) -> Learner:
+        """Return another learner in the state of ``learner``, under other terms; as a resume does, by way of files."""
+        with tempfile.TemporaryDirectory(prefix="hotpot-") as scratch:
+            folder = Path(scratch) / "learner"
+            folder.mkdir()
+            learner.save(folder, self.tokenizer().files())
+            return self._load(folder, terms)
+
+    def tokenizer(self) -> PolicyTokenizer:
+        """Return the run's tokenizer: every checkpoint has it."""
+        found = sorted(self._folder.glob("checkpoints/*/tokenizer.json"))
+        if not found:
+            raise ModelFilesError(
+                f"{self._folder} has no checkpoint with a tokenizer; restore one from a copy"
+            )
+        return PolicyTokenizer.load(found[0].parent)
+
+    def _load(self, folder: Path, terms: Terms) -> Learner:
+        tokenizer = PolicyTokenizer.load(folder)
+        learner = Learner(
+            load_decoder(folder),
+            terms.settings,
+            total_updates=terms.total_updates,
+            seed=terms.seed,
+            temperature=terms.temperature,
+            reference=self._reference(terms),
+            markup=template_markup(tokenizer, Dialect(tokenizer)),
+        )
+        learner.load(folder)
+        return learner
+
+    def _reference(self, terms: Terms) -> Decoder | None:
+        """Return the reference: the one the settings name, else the model the run began with."""
+        settings = terms.settings
+        if not terms.has_reference:
+            return None
+        first = checkpoint_folder(self._folder, 0)
+        candidates = [settings.reference_path] if settings.reference_path else [first, self._model]
+        for folder in candidates:
+            if folder is not None and folder.is_dir():
+                if folder not in self._references:
+                    self._references[folder] = load_decoder(folder)
+                return self._references[folder]
+        raise ModelFilesError(
+            f"the reference policy is gone: none of {', '.join(str(one) for one in candidates if one)} is a model folder; "
+            "restore it from a copy"
+        )
+
+
+def weights_checksum(learner: Learner) -> str:
+    """Return the checksum of the weights of ``learner`` as they stand."""
+    return checksum(learner.weights())

@@ -1,0 +1,186 @@
+"""Updates done over from the record: proved bit for bit, told apart where they differ, learned otherwise on demand."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from coin_recipe import SETTINGS, use_coin
+
+from hotpot.config.load import build_recipe
+from hotpot.errors import RecipeError, RunFolderError, UsageError
+from hotpot.topology import train
+from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
+from hotpot.topology.redo import Changes, load_reward, redo
+
+SHAPES = {
+    "epochs": ("learner.epochs=2", "learner.final_learning_rate_share=0.25"),
+    "recomputed": ("learner.old_logprobs=recomputed", "sampling.training.top_p=0.9"),
+    "reference": ("learner.kl_coefficient=0.1", "learner.packing=packed", "learner.aggregation=sequence_mean"),
+    "replay": ("replay.share=0.5", "replay.hot_share=0.5", "replay.weighting=positive", "topology.updates=4"),
+    "segments": (
+        "learner.segment_tokens=64", "learner.segment_overlap=16", "learner.old_logprobs=recomputed",
+        "rollout.max_context_tokens=128",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def recorded(model, tmp_path_factory) -> Path:
+    """A run of three updates with all its checkpoints, trained once."""
+    base = tmp_path_factory.mktemp("recorded")
+    overrides = [f"model.path={model}", f"run.folder={base}", "run.id=run", "checkpoint.keep=5"]
+    with pytest.MonkeyPatch.context() as patch:
+        use_coin(patch)
+        return train(build_recipe(SETTINGS, overrides, origin="test"))
+
+
+@pytest.fixture
+def folder(recorded, tmp_path) -> Path:
+    """A copy of that run, to take things away from."""
+    return Path(shutil.copytree(recorded, tmp_path / "copy"))
+
+
+def only_first(folder: Path) -> None:
+    """Delete all checkpoints but the first."""
+    for update in list_checkpoints(folder)[1:]:
+        shutil.rmtree(checkpoint_folder(folder, update))
+
+
+def everything(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob("*"))}
+
+
+def test_every_update_is_proved_from_the_first_checkpoint(folder) -> None:
+    prove(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_update_of_other_shapes_is_proved_too(run, shape) -> None:
+    prove(run(*SHAPES[shape]))
+
+
+def prove(folder: Path) -> None:
+    """Hold every update of a run to what was recorded, with nothing but the first checkpoint, and the run to its files."""
+    only_first(folder)
+    before = everything(folder)
+    done = list(redo(folder, "all"))
+    assert [one.update for one in done] == list(range(1, len(done) + 1))
+    assert {one.way.start for one in done} == {0}
+    for one in done:
+        assert one.findings.differences == ()
+        assert (one.findings.verdict, one.off_at, one.gone) == ("identical", None, ())
+        names = {figure.name for figure in one.findings.figures}
+        assert {"starting_weights", "losses[1]", "grad_norms[1]", "weights_checksum"} <= names
+    assert everything(folder) == before
+
+
+@pytest.mark.slow
+def test_a_run_that_was_resumed_otherwise_is_proved_with_its_side_branch(run, recipe) -> None:
+    folder = run("topology.updates=3", "checkpoint.keep=5")
+    changed = recipe("topology.updates=4", "learner.learning_rate=1e-3", "learner.minibatches=4")
+    train(changed, resume=folder, checkpoint="2")  # update 3 becomes a side branch
+    only_first(folder)
+    done = {one.update: one for one in redo(folder, "all")}
+    assert sorted(done) == [1, 2, 3, 4, 5]
+    assert done[4].way.updates == (1, 2, 4)
+    assert [one.findings.verdict for one in done.values()] == ["identical"] * 5
+
+
+def test_the_nearest_checkpoint_is_gone_on_from(folder) -> None:
+    (one,) = redo(folder, "3")
+    assert (one.way.start, one.way.updates, one.findings.verdict) == (2, (3,), "identical")
+
+
+def test_weights_that_are_not_the_recorded_ones_are_told_at_their_first_update(folder) -> None:
+    for name in ("config.json", "model.safetensors", "learner.json", "learner/optimizer.safetensors"):
+        shutil.copy(checkpoint_folder(folder, 2) / name, checkpoint_folder(folder, 1) / name)
+    shutil.rmtree(checkpoint_folder(folder, 2))
+    shutil.rmtree(checkpoint_folder(folder, 3))
+    (one,) = redo(folder, "2")
+    assert one.findings.verdict == "differs"
+    names = [figure.name for figure in one.findings.differences]
+    assert names[0] == "starting_weights"
+    assert "batch_hash" not in names
+    (one,) = redo(folder, "3")
+    assert one.off_at == 2
+
+
+def test_changed_settings_show_every_figure_and_change_nothing_after(folder) -> None:
+    changes = Changes(settings=("learner.learning_rate=1e-4", "learner.minibatches=1"))
+    one, two = redo(folder, "1..2", changes)
+    for done in (one, two):
+        figures = {figure.name: figure for figure in done.findings.figures}
+        assert figures["starting_weights"].same
+        assert figures["batch_hash"].same
+        assert figures["learning_rate"].redone == 1e-4
+        assert figures["losses[1]"].redone is None
+        assert not figures["weights_checksum"].same
+    (same,) = redo(folder, "1", Changes(settings=("learner.micro_batch_tokens=16000",)))
+    assert same.findings.verdict == "identical"
+    with pytest.raises(RecipeError, match=r"rollout\.max_steps does not act"):
+        list(redo(folder, "1", Changes(settings=("rollout.max_steps=3",))))
+    with pytest.raises(RecipeError, match="clip_low"):
+        list(redo(folder, "1", Changes(settings=("learner.clip_lov=3",))))
+
+
+REWARDS = """
+def same(trajectory):
+    assert trajectory.steps and trajectory.record.row.env == trajectory.env
+    return trajectory.reward
+
+def turned(trajectory):
+    return -float(trajectory.reward)
+
+def broken(trajectory):
+    return None
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path, monkeypatch) -> str:
+    (tmp_path / "some_rewards.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "some_rewards"
+
+
+def test_recomputed_rewards_change_advantages_and_nothing_recorded(folder, rewards) -> None:
+    other_rewards(folder, rewards, "3")
+
+
+@pytest.mark.slow
+def test_recomputed_rewards_reach_what_was_drawn_and_its_peers(run, rewards) -> None:
+    other_rewards(run(*SHAPES["replay"]), rewards, "4")
+
+
+def other_rewards(folder: Path, rewards: str, last: str) -> None:
+    before = everything(folder)
+    (same,) = redo(folder, last, Changes(reward=load_reward(f"{rewards}:same")))
+    assert (same.findings.verdict, same.rewards.num_changed, same.rewards.num_turned) == ("identical", 0, 0)
+    assert same.rewards.kept == same.rewards.new_kept
+    assert all(change.advantage == change.new_advantage for change in same.rewards.changes)
+    (other,) = redo(folder, last, Changes(reward=load_reward(f"{rewards}:turned")))
+    assert other.rewards.reward_version.startswith("some_rewards.turned@recomputed+")
+    solved = sum(change.reward != 0 for change in other.rewards.changes)
+    assert 0 < other.rewards.num_changed == solved < len(other.rewards.changes)
+    learned = [change for change in other.rewards.changes if change.advantage]
+    assert other.rewards.num_turned == len(learned) > 0
+    assert all(change.new_advantage == -change.advantage for change in learned)
+    assert not next(figure for figure in other.findings.figures if figure.name == "batch_hash").same
+    assert other.rewards.new_kept == other.rewards.kept
+    with pytest.raises(UsageError, match="returned None for trajectory"):
+        list(redo(folder, last, Changes(reward=load_reward(f"{rewards}:broken"))))
+    assert everything(folder) == before
+
+
+def test_what_cannot_be_done_over_is_refused_in_words(folder) -> None:
+    with pytest.raises(UsageError, match="no update 9; updates recorded: 1 to 3"):
+        list(redo(folder, "9"))
+    with pytest.raises(UsageError, match="names no updates"):
+        list(redo(folder, "1-2"))
+    shutil.rmtree(checkpoint_folder(folder, 0))
+    with pytest.raises(RunFolderError, match="no checkpoint and no record"):
+        list(redo(folder, "1"))
+    for target in ("json", "json:absent", "absent_module:f"):
+        with pytest.raises(UsageError, match="--reward"):
+            load_reward(target)
