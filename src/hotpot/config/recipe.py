@@ -190,9 +190,12 @@ class LearnerSection(Section):
     """What a reward one decision later is worth, under ``gae``."""
     gae_level: Literal["token", "step"] = "token"
     """What a decision is under ``gae``: each sampled token, or each step (one model call)."""
-    value_coefficient: PositiveFloat = 0.5
-    """Weight of the critic's loss beside the policy's."""
-    value_clip: NonNegativeFloat = 0.2
+    critic_extra_epochs: NonNegativeInt = 0
+    """Passes over a batch, after learner.epochs, in which only a separate critic learns."""
+    value_coefficient: PositiveFloat = 0.02
+    """Weight of the critic's loss beside the policy's. A value head's gradient goes into the policy's decoder and is the
+    larger of the two: at 0.5 it drowned the policy's (docs/critic.md). A separate critic hardly feels it."""
+    value_clip: NonNegativeFloat = 0.0
     """The critic's loss does not fall further where a value has moved by more than this in one update; 0 is off."""
     critic_learning_rate: PositiveFloat | None = None
     """Learning rate of the critic's own weights, falling as the policy's does; unset is learning_rate."""
@@ -249,6 +252,11 @@ class LearnerSection(Section):
 
     @model_validator(mode="after")
     def _critic_has_a_use(self) -> Self:
+        if self.critic_extra_epochs and self.critic != "separate":
+            raise ValueError(
+                f"learner.critic_extra_epochs = {self.critic_extra_epochs} with learner.critic = {self.critic!r}: only a "
+                "critic with a decoder of its own can learn on while the policy stays; set learner.critic = 'separate', or 0"
+            )
         if (self.critic != "none") != (self.advantages == "gae"):
             raise ValueError(
                 f"learner.critic = {self.critic!r} with learner.advantages = {self.advantages!r}: values are what 'gae' is "

@@ -44,13 +44,18 @@ class Critic(nn.Module):
             self.decoder = Decoder(policy.config)
             self.decoder.load_state_dict(policy.state_dict())
 
-    def values(self, micro: MicroBatch, policy_hidden: Tensor) -> Tensor:
+    def values(self, micro: MicroBatch, policy_hidden: Tensor | None) -> Tensor:
         """Return the value of the state before each loss token of ``micro``, float32 ``[k]``, with gradient.
 
         ``policy_hidden`` float ``[k, hidden_size]``: the policy's hidden states at the same places, read only where the
         critic has no decoder of its own.
         """
-        hidden = policy_hidden if self.decoder is None else hidden_states(self.decoder, micro)
+        if self.decoder is not None:
+            hidden = hidden_states(self.decoder, micro)
+        elif policy_hidden is not None:
+            hidden = policy_hidden
+        else:
+            raise ValueError("a value head reads the policy's hidden states; give them")
         values: Tensor = self.head(hidden)
         return values[:, 0].float()
 

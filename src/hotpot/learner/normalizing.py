@@ -22,4 +22,5 @@ def normalize(advantages: Tensor, mask: Tensor, *, floor: float) -> Tensor:
     """
     centred = masked.only(advantages - masked.mean(advantages, mask), mask)
     deviation = float(masked.mean(centred.square(), mask)) ** 0.5
-    return centred / max(deviation, floor)
+    scaled: Tensor = centred / max(deviation, floor)
+    return scaled

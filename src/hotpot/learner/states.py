@@ -154,4 +154,4 @@ def _decision_rewards(states: Sequence[PieceStates]) -> NDArray[np.float64]:
     """Return what each decision of a trajectory earned, float64 ``[m]``."""
     earned = token_rewards([state.piece for state in states])
     owned = np.concatenate([state.decisions[state.piece.loss_mask[state.places]] for state in states])
-    return np.bincount(owned, weights=earned, minlength=0)
+    return np.bincount(owned, weights=earned).astype(np.float64)

@@ -27,7 +27,7 @@ from hotpot.learner.normalizing import normalize
 from hotpot.learner.passes import MicroBatch, cut
 from hotpot.learner.replayed import Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
-from hotpot.learner.value_loss import ValueLossInput, ValueLossOutput, explained_variance, value_loss
+from hotpot.learner.value_term import ValueTerm
 from hotpot.models import Decoder
 
 PASS_TOKENS = 2048
@@ -70,6 +70,7 @@ class UpdateSteps:
     ) -> None:
         self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
         self._critic = critic
+        self._term = None if critic is None else ValueTerm(critic, batch, clip=settings.value_clip)
         self._settings, self._batch, self._temperature = settings, batch, temperature
         self._loss_settings = LossSettings(
             clip_low=settings.clip_low, clip_high=settings.clip_high, kl_coefficient=settings.kl_coefficient
@@ -88,17 +89,24 @@ class UpdateSteps:
                     deal(batch, minibatches=settings.minibatches, seed=seed, update=update, epoch=epoch)
                 )
             ]
-            for epoch in range(settings.epochs)
+            for epoch in range(settings.epochs + settings.critic_extra_epochs)
         ]
 
     def run(self) -> Iterator[OptimizerStep]:
-        """Take the optimiser steps one by one; each is yielded after it was taken or skipped."""
+        """Take the optimiser steps one by one; each is yielded after it was taken or skipped.
+
+        Steps in which only the critic learns come last; of them only the skipped ones are yielded.
+        """
         if not self._batch.sequences:
             return
         self._first_pass()
-        for epoch in self._plan:
-            for minibatch in epoch:
+        for minibatch in (minibatch for epoch in self._plan for minibatch in epoch):
+            if minibatch.epoch < self._settings.epochs:
                 yield self._step(minibatch, starting=minibatch.epoch == 0 and minibatch.index == 0)
+            elif self._term is not None:
+                step = self._critic_step(self._term, minibatch)
+                if step.skipped:
+                    yield step
 
     @property
     def old(self) -> NDArray[np.float64]:
@@ -106,15 +114,10 @@ class UpdateSteps:
         recorded = self.first if self._recompute else self._batch.behaviour_logprobs
         return self.replayed.old(recorded, self.first)
 
-    @cached_property
+    @property
     def explained_variance(self) -> float | None:
-        """Share of the returns' variance over loss tokens that the critic's values explain; None without a critic."""
-        values, returns = self._batch.values, torch.from_numpy(self._batch.returns)
-        if values is None:
-            return None
-        return explained_variance(
-            torch.from_numpy(values), returns, torch.ones_like(returns, dtype=torch.bool)
-        )
+        """Share of the returns' variance that the critic explained before the update; None without a critic."""
+        return None if self._term is None else self._term.explained_variance
 
     @cached_property
     def num_padding(self) -> int:
@@ -198,8 +201,8 @@ class UpdateSteps:
             output = policy_loss(self._loss_input(scores.logprobs, micro, minibatch), self._loss_settings)
             broken.update(micro.flat[~torch.isfinite(output.token_losses).numpy()].tolist())
             loss = output.loss
-            if self._critic is not None:
-                judged = self._value_loss(self._critic.values(micro, scores.hidden), micro, minibatch)
+            if self._term is not None:
+                judged = self._term.loss(micro, minibatch.weights, scores.hidden)
                 broken.update(micro.flat[~torch.isfinite(judged.token_losses).numpy()].tolist())
                 loss = loss + self._settings.value_coefficient * judged.loss
                 misjudged += float(judged.loss.detach())
@@ -214,7 +217,7 @@ class UpdateSteps:
             epoch=minibatch.epoch,
             minibatch=minibatch.index,
             loss=policy + divergence
-            if self._critic is None
+            if self._term is None
             else policy + divergence + self._settings.value_coefficient * misjudged,
             policy_loss=policy,
             kl_loss=divergence,
@@ -223,22 +226,32 @@ class UpdateSteps:
             statistics=statistics,
             num_trajectories=len({member.owner for member in minibatch.members}),
             culprits=culprits,
-            value_loss=None if self._critic is None else misjudged,
+            value_loss=None if self._term is None else misjudged,
         )
 
-    def _value_loss(self, values: Tensor, micro: MicroBatch, minibatch: Minibatch) -> ValueLossOutput:
-        old = self._batch.values
-        if old is None:
-            raise ValueError("a critic learns from a batch that was estimated with it")
-        return value_loss(
-            ValueLossInput(
-                new_values=values.double(),
-                old_values=torch.from_numpy(old[micro.flat]),
-                returns=torch.from_numpy(self._batch.returns[micro.flat]),
-                weights=torch.from_numpy(minibatch.weights[micro.flat]),
-                mask=torch.ones(len(micro.flat), dtype=torch.bool),
-            ),
-            clip=self._settings.value_clip,
+    def _critic_step(self, term: ValueTerm, minibatch: Minibatch) -> OptimizerStep:
+        """Let only the critic learn from ``minibatch``."""
+        self._optimizer.zero_grad(set_to_none=True)
+        misjudged, broken = 0.0, set[int]()
+        for micro in minibatch.micros:
+            judged = term.loss(micro, minibatch.weights, None)
+            broken.update(micro.flat[~torch.isfinite(judged.token_losses).numpy()].tolist())
+            if not broken:
+                (self._settings.value_coefficient * judged.loss).backward()  # type: ignore[no-untyped-call]
+            misjudged += float(judged.loss.detach())
+        norm, culprits = self._finish(minibatch, broken)
+        return OptimizerStep(
+            epoch=minibatch.epoch,
+            minibatch=minibatch.index,
+            loss=self._settings.value_coefficient * misjudged,
+            policy_loss=0.0,
+            kl_loss=0.0,
+            grad_norm=norm,
+            entropy=0.0,
+            statistics=LossStatistics(),
+            num_trajectories=len({member.owner for member in minibatch.members}),
+            culprits=culprits,
+            value_loss=misjudged,
         )
 
     def _loss_input(self, new: Tensor, micro: MicroBatch, minibatch: Minibatch) -> LossInput:
