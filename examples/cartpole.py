@@ -179,7 +179,7 @@ def losses(agent: Agent, batch: Round, chosen: Tensor) -> Tensor:
         LossInput(
             new_logprobs=logprobs.gather(-1, batch.actions[chosen, None])[:, 0],
             old_logprobs=batch.logprobs[chosen],
-            advantages=normalize(batch.advantages[chosen], mask, floor=1e-8),
+            advantages=normalize(batch.advantages[chosen], mask),
             weights=weights,
             mask=mask,
         ),

@@ -69,7 +69,7 @@ def test_masked_values_change_nothing_by_a_bit(garbage: float) -> None:
         output = value_loss(ValueLossInput(**{**arrays, "new_values": new}), clip=0.2)
         output.loss.backward()
         shown = explained_variance(arrays["new_values"], arrays["returns"], arrays["mask"])
-        scaled = normalize(arrays["returns"], arrays["mask"], floor=1e-8)
+        scaled = normalize(arrays["returns"], arrays["mask"])
         outcomes.append((output.loss.detach(), new.grad, output.token_losses, scaled, torch.tensor(shown)))
     for one, two in zip(*outcomes, strict=True):
         assert one.numpy().tobytes() == two.numpy().tobytes()
@@ -85,10 +85,11 @@ def test_explained_variance_by_hand() -> None:
     assert explained_variance(returns, returns, ~everything) is None
 
 
-def test_normalising_divides_by_no_less_than_the_floor() -> None:
+def test_normalising_leaves_mean_0_and_deviation_1_and_takes_rounding_for_nothing() -> None:
     mask = torch.tensor([True, True, True, False])
     values = torch.tensor([1.0, 2.0, 3.0, 99.0], dtype=torch.float64)
-    scaled = normalize(values, mask, floor=1e-8)
-    assert scaled.tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5, 0.0])
-    assert normalize(values, mask, floor=2.0).tolist() == [-0.5, 0.0, 0.5, 0.0]
-    assert normalize(torch.full_like(values, 7.0), mask, floor=1e-8).tolist() == [0.0] * 4
+    assert normalize(values, mask).tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5, 0.0])
+    assert normalize(1e-3 * values, mask).tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5, 0.0])
+    assert normalize(7 + 1e-7 * values, mask).tolist() == [0.0] * 4
+    assert normalize(values, ~mask).tolist() == [0.0] * 4
+    assert normalize(values, torch.zeros_like(mask)).tolist() == [0.0] * 4

@@ -201,8 +201,6 @@ class LearnerSection(Section):
     """Learning rate of the critic's own weights, falling as the policy's does; unset is learning_rate."""
     advantage_normalization: Literal["none", "minibatch", "batch"] = "none"
     """Advantages as they are, or to mean 0 and deviation 1 over the loss tokens of an optimiser step or of the batch."""
-    advantage_floor: PositiveFloat = 1e-8
-    """Normalisation divides by no deviation smaller than this."""
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """Mean over all loss tokens of the optimiser step, or mean over trajectories of the mean over their tokens."""
     clip_low: PositiveFloat = 0.2

@@ -32,10 +32,11 @@ from hotpot.learner import checkpoint
 from hotpot.learner.advantages import Advantages, Member, compared_with_no_group, group_advantages
 from hotpot.learner.batches import Batch, build_batch, check_arrays, check_sequences
 from hotpot.learner.critic import Critic, state_values
+from hotpot.learner.passes import pass_tokens
 from hotpot.learner.reporting import learned_sequences
 from hotpot.learner.results import NonFiniteError, OptimizerStep, UpdateResult
 from hotpot.learner.states import PieceEstimates, PieceKey, estimate, piece_states
-from hotpot.learner.steps import UpdateSteps, pass_tokens
+from hotpot.learner.steps import UpdateSteps
 from hotpot.models import Decoder, DecoderConfig, Weights
 
 
@@ -216,7 +217,7 @@ class Learner:
             critic,
             self.decoder,
             states,
-            max_tokens=pass_tokens(settings, pieces),
+            max_tokens=pass_tokens(pieces, most=settings.micro_batch_tokens),
             packing=settings.packing,
         )
         return estimate(states, values, discount=settings.discount, gae_lambda=settings.gae_lambda)

@@ -17,21 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotpot.config.recipe import LearnerSection
-from hotpot.experience import TrainingSequence
 from hotpot.learner import masked
 from hotpot.learner.batches import Batch, BatchSequence, deal
-from hotpot.learner.critic import Critic
+from hotpot.learner.critic import Critic, clip_gradients
 from hotpot.learner.forward import score
 from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, policy_loss, token_weights
 from hotpot.learner.normalizing import normalize
-from hotpot.learner.passes import MicroBatch, cut
+from hotpot.learner.passes import MicroBatch, cut, pass_tokens
 from hotpot.learner.replayed import Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
 from hotpot.learner.value_term import ValueTerm
 from hotpot.models import Decoder
-
-PASS_TOKENS = 2048
-"""Padded tokens of one pass where the recipe allows as many: what a layer computes then stays in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +71,9 @@ class UpdateSteps:
         self._loss_settings = LossSettings(
             clip_low=settings.clip_low, clip_high=settings.clip_high, kl_coefficient=settings.kl_coefficient
         )
-        self._pass_tokens = pass_tokens(settings, [member.sequence for member in batch.sequences])
+        self._pass_tokens = pass_tokens(
+            [member.sequence for member in batch.sequences], most=settings.micro_batch_tokens
+        )
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._entropy = np.zeros(batch.num_loss_tokens)
@@ -168,8 +166,7 @@ class UpdateSteps:
             return advantages
         counted = torch.zeros(len(advantages), dtype=torch.bool)
         counted[torch.from_numpy(flat) if how == "minibatch" else slice(None)] = True
-        floor = self._settings.advantage_floor
-        return normalize(torch.from_numpy(advantages), counted, floor=floor).numpy()
+        return normalize(torch.from_numpy(advantages), counted).numpy()
 
     def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
         return cut(members, max_tokens=self._pass_tokens, packing=self._settings.packing)
@@ -286,26 +283,10 @@ class UpdateSteps:
         if broken:
             guilty = {m.owner for m in minibatch.members if not broken.isdisjoint(range(m.start, m.stop))}
         else:
-            norm, *others = self._clip_gradients()
+            norm, *others = clip_gradients(self._decoder, self._critic, self._settings.max_grad_norm)
             guilty = set() if all(map(math.isfinite, [norm, *others])) else set(names)
         if guilty:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             self._optimizer.step()
         return norm, tuple(names[owner] for owner in sorted(guilty))
-
-    def _clip_gradients(self) -> list[float]:
-        """Clip the gradients, those of a separate critic on their own; return the norms before, the policy's first."""
-        policy, critic = list(self._decoder.parameters()), self._critic
-        together = [policy]
-        if critic is not None:
-            own = list(critic.parameters())
-            together = [policy + own] if critic.decoder is None else [policy, own]
-        limit = self._settings.max_grad_norm
-        return [float(torch.nn.utils.clip_grad_norm_(parameters, limit)) for parameters in together]
-
-
-def pass_tokens(settings: LearnerSection, sequences: Sequence[TrainingSequence]) -> int:
-    """Return the largest padded size of a pass over ``sequences``, in tokens."""
-    longest = max((len(sequence.tokens) + 7 for sequence in sequences), default=0)
-    return min(settings.micro_batch_tokens, max(PASS_TOKENS, longest))
