@@ -7,7 +7,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow test-interop check docs format clean bench-demo bench-gae bench-loop bench-replay bench-store bench-store-faults
+.PHONY: demo test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-gae bench-loop bench-replay bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,10 @@ $(VENV)/.parity: $(VENV)/.test
 
 $(VENV)/.bench: $(VENV)/.base
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[bench]'
+	touch $@
+
+$(VENV)/.gym: $(VENV)/.base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[gym]'
 	touch $@
 
 $(VENV)/.check: $(VENV)/.base
@@ -64,6 +68,9 @@ docs: $(VENV)/.base  ## Write the generated pages of docs/
 
 bench-demo: $(VENV)/.base  ## Five seeds of the demo that were not used for tuning
 	SEEDS=$(or $(SEEDS),5) $(BIN)/python benchmarks/demo.py
+
+bench-cartpole: $(VENV)/.gym  ## The learner's mathematics outside text: CartPole with PPO, three seeds of 500,000 steps
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cartpole.py
 
 bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against the reference loop
 	$(BIN)/python benchmarks/loop.py

@@ -175,7 +175,7 @@ def losses(agent: Agent, batch: Round, chosen: Tensor) -> Tensor:
     weights = torch.full((len(chosen),), 1.0 / len(chosen))
     states = batch.states[chosen]
     logprobs = agent.log_probabilities(states)
-    gains = standardize(batch.advantages[chosen].double().numpy(), mask.numpy(), floor=1e-8)
+    gains = standardize(batch.advantages[chosen].double().numpy(), mask.numpy())
     policy = policy_loss(
         LossInput(
             new_logprobs=logprobs.gather(-1, batch.actions[chosen, None])[:, 0],

@@ -24,7 +24,15 @@ KINDS = ["head", "separate"]
 
 def make_learner(kind: str = "head", seed: int = 0, **settings) -> Learner:
     section = LearnerSection(
-        **{"learning_rate": 1e-2, "minibatches": 2, "critic": kind, "advantages": "gae", **settings}
+        **{
+            "learning_rate": 1e-2,
+            "minibatches": 2,
+            "critic": kind,
+            "advantages": "gae",
+            "value_clip": 0.2,
+            "value_coefficient": 0.5,
+            **settings,
+        }
     )
     return Learner(make_decoder(seed), section, total_updates=10, seed=0, temperature=1.0)
 
@@ -210,7 +218,8 @@ def test_a_checkpoint_continues_bit_by_bit(kind, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("written", "asked"), [("head", "none"), ("none", "separate"), ("separate", "head")])
 def test_a_checkpoint_with_another_critic_is_refused_whole(written: str, asked: str, tmp_path: Path) -> None:
     def learner(kind: str, seed: int) -> Learner:
-        return make_learner(kind, seed, advantages="group_mean" if kind == "none" else "gae")
+        section = LearnerSection() if kind == "none" else LearnerSection(critic=kind, advantages="gae")
+        return Learner(make_decoder(seed), section, total_updates=10, seed=0, temperature=1.0)
 
     learner(written, 0).save(tmp_path, {"tokenizer.json": b"{}"})
     other = learner(asked, 5)
@@ -236,3 +245,21 @@ def test_overlapping_pieces_learn_from_the_merged_estimate() -> None:
     assert len(hashes) == 3
     for learned in zip(*(result.learned for result in results.values()), strict=True):
         assert all(math.isfinite(value) for one in learned for value in one.advantages)
+
+
+def test_further_epochs_are_the_critics_alone(tmp_path: Path) -> None:
+    plain, further = (
+        make_learner("separate", value_clip=0.0),
+        make_learner("separate", value_clip=0.0, critic_extra_epochs=3),
+    )
+    one, two = (learner.update(make_batch(), update=1, policy_version=3) for learner in (plain, further))
+    assert one.losses.tobytes() == two.losses.tobytes()
+    assert checksum(plain.weights()) == checksum(further.weights())
+    assert further.optimizer_steps == plain.optimizer_steps == 2
+    assert not torch.equal(plain.critic.head.weight, further.critic.head.weight)
+    further.save(tmp_path, {"tokenizer.json": b"{}"})
+    resumed = make_learner("separate", seed=5, value_clip=0.0, critic_extra_epochs=3)
+    resumed.load(tmp_path)
+    one, two = (learner.update(make_batch(), update=2, policy_version=3) for learner in (further, resumed))
+    assert one.losses.tobytes() == two.losses.tobytes()
+    assert torch.equal(further.critic.head.weight, resumed.critic.head.weight)

@@ -5,12 +5,12 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_cases import batch_of, make_batch, make_decoder
 
 from hotpot.config.recipe import LearnerSection
-from hotpot.learner import Learner, minibatches, steps
+from hotpot.learner import Learner, passes, steps
 from hotpot.learner.culprits import Suspects, TokenValues, blame, find
 from hotpot.learner.findings import MAX_SEQUENCES, MAX_TOKENS, Finding
 from hotpot.learner.norm_watch import MIN_NORMS, WINDOW, NormWatch
@@ -90,7 +90,7 @@ def poison_gradient(monkeypatch: pytest.MonkeyPatch, *trajectories: str, by: flo
 def test_an_infinite_gradient_names_the_trajectories_it_came_by(
     monkeypatch: pytest.MonkeyPatch, micro_batch_tokens: int
 ) -> None:
-    monkeypatch.setattr(minibatches, "PASS_TOKENS", micro_batch_tokens)
+    monkeypatch.setattr(passes, "PASS_TOKENS", micro_batch_tokens)
     poison_gradient(monkeypatch, "0.1.0", "2.3.0")
     learner = make_learner(micro_batch_tokens=micro_batch_tokens)
     before = checksum(learner.weights())
@@ -159,6 +159,7 @@ def suspects_of(norms: dict[str, float], passes: int) -> tuple[Suspects, TokenVa
 
 
 @given(st.sets(st.integers(0, 11), min_size=1), st.integers(1, 12))
+@settings(deadline=None)
 def test_the_search_finds_exactly_the_guilty(guilty: set[int], passes: int) -> None:
     names = [m.sequence.trajectory_id for m in batch_of(make_batch()).sequences]
     norms = {name: math.nan if at in guilty else 0.1 for at, name in enumerate(names)}
@@ -207,6 +208,7 @@ def test_blame(values: tuple[float, float, float, float | None], expected: tuple
 
 
 @given(st.lists(st.floats(1e-3, 1e3), max_size=2 * WINDOW), st.floats(1.1, 20.0))
+@settings(deadline=None)
 def test_the_watch_is_the_median_of_the_last_norms(norms: list[float], ratio: float) -> None:
     watch, recalled = NormWatch(ratio), NormWatch(ratio)
     for norm in norms:

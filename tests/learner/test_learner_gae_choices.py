@@ -81,9 +81,6 @@ def test_scales_change_the_advantages_and_leave_the_returns() -> None:
             assert after.returns.tobytes() == before.returns.tobytes()
             scaled = (before.advantages[mask] - flat.mean()) / flat.std()
             np.testing.assert_allclose(after.advantages[mask], scaled, atol=1e-5)
-    floored = learner_with(advantage_normalization="batch", advantage_floor=50.0)
-    bounded = floored.update(make_batch(), update=1, policy_version=3)
-    assert bounded.advantage_std == pytest.approx(plain.advantage_std / 50)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,6 +164,24 @@ def test_the_norm_that_is_told_is_of_all_that_is_clipped_with_the_policy(kind: s
         assert sum(float(p.grad.square().sum()) for p in group) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_a_critic_that_learns_on_alone_breaks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, real = [0], Critic.values
+
+    def values(self, micro, hidden):
+        found = real(self, micro, hidden)
+        calls[0] += hidden is None
+        return found.masked_fill(torch.arange(len(micro.flat)) == 0, math.nan) if calls[0] == 1 else found
+
+    monkeypatch.setattr(Critic, "values", values)
+    learner = make_learner("separate", minibatches=1, critic_extra_epochs=2)
+    taken, skipped = learner.update(make_batch(), update=1, policy_version=3).steps
+    assert (taken.skipped, taken.epoch, skipped.epoch) == (False, 0, 1)
+    assert skipped.finding is not None
+    (token,) = skipped.finding.tokens
+    assert (token.term, token.cause) == ("value", "new_value")
+    assert len(learner._watch.norms) == learner.optimizer_steps == 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_counters_of_a_checkpoint_hold_scales_and_norms(kind: str, tmp_path) -> None:
     choice = {"advantage_normalization": "running", "learning_rate": 1e-2}
@@ -186,9 +201,8 @@ def test_counters_of_a_checkpoint_hold_scales_and_norms(kind: str, tmp_path) -> 
         ({"advantages": "gae"}, "set learner.advantages = 'gae' and learner.critic"),
         ({"critic": "head"}, "set learner.advantages = 'gae' and learner.critic"),
         ({"gae_lambda": 0.9}, "learner.gae_lambda = 0.9 says how a critic learns"),
-        ({"value_clip": 0.0}, "learner.value_clip = 0.0 says how a critic learns"),
+        ({"value_clip": 0.1}, "learner.value_clip = 0.1 says how a critic learns"),
         ({"advantages": "gae", "critic": "head", "reward_normalization": "batch"}, "advantage_normalization"),
-        ({"advantage_floor": 0.1}, "set learner.advantage_normalization"),
         ({"advantages": "reinforce_pp", "advantage_normalization": "minibatch"}, "normalised by itself"),
     ],
 )

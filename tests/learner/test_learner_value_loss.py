@@ -90,13 +90,14 @@ def test_returns_that_differ_by_rounding_have_nothing_to_explain() -> None:
     assert explained_variance(torch.zeros_like(returns), returns, torch.ones(3, dtype=torch.bool)) is None
 
 
-def test_normalising_divides_by_no_less_than_the_floor() -> None:
+def test_normalising_leaves_mean_0_and_deviation_1_and_takes_rounding_for_nothing() -> None:
     mask = np.array([True, True, True, False])
     values = np.array([1.0, 2.0, 3.0, 99.0])
-    scaled = standardize(values, mask, floor=1e-8)
-    assert scaled.tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5, 0.0])
-    assert standardize(values, mask, floor=2.0).tolist() == [-0.5, 0.0, 0.5, 0.0]
-    assert standardize(np.full(4, 7.0), mask, floor=1e-8).tolist() == [0.0] * 4
+    assert standardize(values, mask).tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5, 0.0])
+    assert standardize(1e-3 * values, mask).tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5, 0.0])
+    assert standardize(7 + 1e-7 * values, mask).tolist() == [0.0] * 4
+    assert standardize(values, ~mask).tolist() == [0.0] * 4
+    assert standardize(values, np.zeros(4, np.bool_)).tolist() == [0.0] * 4
     odd = standardize(np.array([1.0, 3.0, np.nan, np.nan]), mask)
     assert odd[:2].tolist() == [-1.0, 1.0]
     assert np.isnan(odd[2])

@@ -250,6 +250,7 @@ _CRITIC_FIELDS = (
     "gae_lambda",
     "discount",
     "gae_level",
+    "critic_extra_epochs",
     "value_coefficient",
     "value_clip",
     "critic_learning_rate",
@@ -274,9 +275,12 @@ class LearnerSection(Section):
     """What a reward one decision later is worth, under ``gae``."""
     gae_level: Literal["token", "step"] = "token"
     """What a decision is under ``gae``: each sampled token, or each step (one model call)."""
-    value_coefficient: PositiveFloat = 0.5
-    """Weight of the critic's loss beside the policy's."""
-    value_clip: NonNegativeFloat = 0.2
+    critic_extra_epochs: NonNegativeInt = 0
+    """Passes over a batch, after learner.epochs, in which only a separate critic learns."""
+    value_coefficient: PositiveFloat = 0.02
+    """Weight of the critic's loss beside the policy's. A value head's gradient goes into the policy's decoder and is the
+    larger of the two: at 0.5 it drowned the policy's (docs/critic.md). A separate critic hardly feels it."""
+    value_clip: NonNegativeFloat = 0.0
     """The critic's loss does not fall further where a value has moved by more than this in one update; 0 is off."""
     critic_learning_rate: PositiveFloat | None = None
     """Learning rate of the critic's own weights, falling as the policy's does; unset is learning_rate."""
@@ -285,9 +289,6 @@ class LearnerSection(Section):
     update's trajectories, or over those of the run so far."""
     advantage_normalization: Literal["none", "group", "batch", "running", "minibatch"] = "none"
     """The same for the advantages of the loss tokens, after they were estimated; or over those of each optimiser step."""
-    advantage_floor: PositiveFloat = 1e-8
-    """Advantages are divided by no deviation smaller than this, so that what is left of the noise does not grow to full
-    size where all episodes went alike."""
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
     """Mean over all loss tokens of the optimiser step; mean over trajectories of the mean over their tokens; or mean over
     trajectories of the sum over their tokens divided by aggregation_tokens (Dr. GRPO, arXiv:2503.20783)."""
@@ -431,16 +432,15 @@ class LearnerSection(Section):
                 f"learner.advantage_normalization = 'group' after learner.advantages = {self.advantages!r}: say "
                 "advantages = 'group_normalized' instead, which divides by the deviation of the group's rewards"
             )
-        scaled = self.advantages == "reinforce_pp" or self.advantage_normalization != "none"
-        if not scaled and self.advantage_floor != type(self).model_fields["advantage_floor"].default:
-            raise ValueError(
-                f"learner.advantage_floor = {self.advantage_floor:g} bounds a deviation that nothing is divided by; set "
-                "learner.advantage_normalization, or leave it out"
-            )
         return self
 
     @model_validator(mode="after")
     def _critic_has_a_use(self) -> Self:
+        if self.critic_extra_epochs and self.critic != "separate":
+            raise ValueError(
+                f"learner.critic_extra_epochs = {self.critic_extra_epochs} with learner.critic = {self.critic!r}: only a "
+                "critic with a decoder of its own can learn on while the policy stays; set learner.critic = 'separate', or 0"
+            )
         if (self.critic != "none") != (self.advantages == "gae"):
             raise ValueError(
                 f"learner.critic = {self.critic!r} with learner.advantages = {self.advantages!r}: values are what 'gae' is "

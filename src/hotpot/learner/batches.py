@@ -13,7 +13,7 @@ trajectory and its forks (else the prefix they share is computed in each of thei
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -144,8 +144,8 @@ def build_batch(
             gains += own_advantages(same, _estimate(advantage, to_go), merge)
             returns += [np.full(int(piece.loss_mask.sum()), piece.reward) for piece in same]
         else:
-            gains += own_advantages(same, _estimated(estimates, lambda found: found.advantages), merge)
-            returns += own_advantages(same, _estimated(estimates, lambda found: found.returns), merge)
+            gains += own_advantages(same, lambda piece, _: estimates[piece_key(piece)].advantages, merge)
+            returns += own_advantages(same, lambda piece, _: estimates[piece_key(piece)].returns, merge)
             # What the clip of the value loss compares with is what this very piece said, not a merger.
             values += [_own_values(piece, same, estimates) for piece in same]
         for piece in same:
@@ -181,13 +181,6 @@ def _estimate(advantage: float, to_go: NDArray[np.float64] | None) -> Estimate:
     if to_go is None:
         return lambda _, places: np.full(len(places), advantage)
     return lambda _, places: np.full(len(places), advantage) + to_go
-
-
-def _estimated(
-    estimates: Mapping[PieceKey, PieceEstimates], which: Callable[[PieceEstimates], NDArray[np.float64]]
-) -> Estimate:
-    """Return the estimate that gives every action token what stands in ``estimates`` for its piece."""
-    return lambda piece, _: which(estimates[piece_key(piece)])
 
 
 def _own_values(

@@ -1,5 +1,5 @@
 """What a learner refuses to learn from: sequences that do not belong in one batch, arrays that fit no model, tokens from
-the future, a reference that reads other tokens.
+the future, a reference that reads other tokens, and too many steps in a row that could not be taken.
 
 Owns the rules and their words. Builds nothing and changes nothing.
 """
@@ -9,9 +9,11 @@ from itertools import groupby
 
 import numpy as np
 
+from hotpot.config.recipe import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.learner.batches import Batch, order_sequences
+from hotpot.learner.results import NonFiniteError, UpdateResult
 from hotpot.models import DecoderConfig
 
 
@@ -77,4 +79,22 @@ def check_reference(reference: DecoderConfig, policy: DecoderConfig) -> None:
         raise LearnerError(
             f"the reference has a context of {reference.max_context_tokens} tokens, less than the policy's "
             f"{policy.max_context_tokens}; set learner.reference_path to a model whose context is at least as long"
+        )
+
+
+def check_skips(result: UpdateResult, skipped: Sequence[Sequence[str]], settings: LearnerSection) -> None:
+    """Raise :class:`NonFiniteError`, with what the update came to, where too many steps were skipped in a row.
+
+    ``skipped``: the trajectories named by each of them.
+    """
+    limit = settings.max_skipped_in_a_row
+    if len(skipped) >= limit:
+        names = dict.fromkeys(name for names in skipped for name in names)
+        raise NonFiniteError(
+            f"update {result.update}: {len(skipped)} optimiser steps in a row had a non-finite loss or "
+            f"gradient{' or an exploding one' if settings.skip_exploding else ''} "
+            f"(learner.max_skipped_in_a_row = {limit}); trajectories involved: {', '.join(names)}. "
+            "Look at the files in the run's folder `evidence` and at the trajectories with `hotpot show`, then lower "
+            "learner.learning_rate or go back to a checkpoint",
+            result,
         )

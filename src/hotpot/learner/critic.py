@@ -44,13 +44,18 @@ class Critic(nn.Module):
             self.decoder = Decoder(policy.config)
             self.decoder.load_state_dict(policy.state_dict())
 
-    def values(self, micro: MicroBatch, policy_hidden: Tensor) -> Tensor:
+    def values(self, micro: MicroBatch, policy_hidden: Tensor | None) -> Tensor:
         """Return the value of the state before each loss token of ``micro``, float32 ``[k]``, with gradient.
 
         ``policy_hidden`` float ``[k, hidden_size]``: the policy's hidden states at the same places, read only where the
         critic has no decoder of its own.
         """
-        hidden = policy_hidden if self.decoder is None else hidden_states(self.decoder, micro)
+        if self.decoder is not None:
+            hidden = hidden_states(self.decoder, micro)
+        elif policy_hidden is not None:
+            hidden = policy_hidden
+        else:
+            raise ValueError("a value head reads the policy's hidden states; give them")
         values: Tensor = self.head(hidden)
         return values[:, 0].float()
 
@@ -77,6 +82,19 @@ def state_values(
         hidden = hidden_states(reader, micro)
         found[micro.flat] = critic.head(hidden)[:, 0].double().numpy()
     return [found[part] for part in rows]
+
+
+def clip_gradients(policy: Decoder, critic: Critic | None, limit: float) -> list[float]:
+    """Clip gradient norms to ``limit``; return them as they were before.
+
+    One norm of all, or two where the critic has a decoder of its own: the policy's, then the critic's.
+    """
+    together = [list(policy.parameters())]
+    if critic is not None and critic.decoder is None:
+        together[0] += critic.parameters()
+    elif critic is not None:
+        together.append(list(critic.parameters()))
+    return [float(torch.nn.utils.clip_grad_norm_(parameters, limit)) for parameters in together]
 
 
 def _asking(state: PieceStates, *, owner: int, start: int) -> BatchSequence:

@@ -34,13 +34,19 @@ from hotpot.ids import canonical_json
 from hotpot.learner import checkpoint
 from hotpot.learner.advantages import Advantages, Member
 from hotpot.learner.batches import Batch, build_batch
-from hotpot.learner.checks import check_arrays, check_reference, check_sequences, check_versions
+from hotpot.learner.checks import (
+    check_arrays,
+    check_reference,
+    check_sequences,
+    check_skips,
+    check_versions,
+)
 from hotpot.learner.critic import Critic, state_values
 from hotpot.learner.kl_reward import Divergences, costs, divergences
-from hotpot.learner.minibatches import pass_tokens
 from hotpot.learner.norm_watch import NormWatch
+from hotpot.learner.passes import pass_tokens
 from hotpot.learner.reporting import update_result
-from hotpot.learner.results import NonFiniteError, OptimizerStep, UpdateResult
+from hotpot.learner.results import OptimizerStep, UpdateResult
 from hotpot.learner.shaping import RunningScales, shaped_advantages, shaped_batch
 from hotpot.learner.states import PieceEstimates, PieceKey, estimate, piece_states
 from hotpot.learner.steps import UpdateSteps
@@ -165,7 +171,7 @@ class Learner:
             learning_rate=self.learning_rate(update),
             has_reference=self.reference is not None,
         )
-        self._check_skips(result)
+        check_skips(result, self._skipped_in_a_row, self.settings)
         self.update_number, self.scales = update, scales
         return result
 
@@ -245,7 +251,7 @@ class Learner:
         """Return what the critic, as it stands before the update, makes of every piece; tokens pay for ``found``."""
         settings = self.settings
         states = piece_states(pieces, settings.gae_level)
-        limit = pass_tokens(settings, pieces)
+        limit = pass_tokens(pieces, most=settings.micro_batch_tokens)
         values = state_values(critic, self.decoder, states, max_tokens=limit, packing=settings.packing)
         return estimate(
             states,
@@ -286,17 +292,3 @@ class Learner:
         else:
             self.optimizer_steps += 1
             self._skipped_in_a_row.clear()
-
-    def _check_skips(self, result: UpdateResult) -> None:
-        """Give up, with what the update came to, where too many steps were skipped in a row."""
-        skipped, limit = self._skipped_in_a_row, self.settings.max_skipped_in_a_row
-        if len(skipped) >= limit:
-            names = dict.fromkeys(name for names in skipped for name in names)
-            raise NonFiniteError(
-                f"update {result.update}: {len(skipped)} optimiser steps in a row had a non-finite loss or "
-                f"gradient{' or an exploding one' if self.settings.skip_exploding else ''} "
-                f"(learner.max_skipped_in_a_row = {limit}); trajectories involved: {', '.join(names)}. "
-                "Look at the files in the run's folder `evidence` and at the trajectories with `hotpot show`, then lower "
-                "learner.learning_rate or go back to a checkpoint",
-                result,
-            )

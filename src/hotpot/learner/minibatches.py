@@ -11,14 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from hotpot.config.recipe import LearnerSection
-from hotpot.experience import TrainingSequence
 from hotpot.learner.batches import Batch, BatchSequence, deal
 from hotpot.learner.passes import MicroBatch, cut, layout_hash
 from hotpot.learner.shaping import step_advantages
 from hotpot.learner.weights import token_weights
-
-PASS_TOKENS = 2048
-"""Padded tokens of one pass where the recipe allows as many: what a layer computes then stays in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,7 +22,8 @@ class Minibatch:
     """What one optimiser step learns from.
 
     ``weights`` float64 ``[N]``: weight of each of the batch's loss tokens in the step's mean (times its trajectory's own
-    weight), 0 for those of other minibatches. ``advantages`` float64 ``[N]``: those it learns with.
+    weight), 0 for those of other minibatches. ``advantages`` float64 ``[N]``: those it learns with. ``critic_alone``: the
+    policy stays as it is.
     """
 
     epoch: int
@@ -35,6 +32,7 @@ class Minibatch:
     micros: Sequence[MicroBatch]
     weights: NDArray[np.float64]
     advantages: NDArray[np.float64]
+    critic_alone: bool
 
     @property
     def hash(self) -> str:
@@ -56,7 +54,10 @@ class Minibatch:
 def plan(
     batch: Batch, settings: LearnerSection, *, seed: int, update: int, max_tokens: int
 ) -> list[list[Minibatch]]:
-    """Return the minibatches of each epoch, in the order they are learned; passes hold at most ``max_tokens`` tokens."""
+    """Return the minibatches of each epoch, in the order they are learned; passes hold at most ``max_tokens`` tokens.
+
+    Behind the ``learner.epochs`` come those in which only the critic learns.
+    """
     return [
         [
             _minibatch(batch, settings, epoch, index, members, max_tokens=max_tokens)
@@ -64,14 +65,8 @@ def plan(
                 deal(batch, minibatches=settings.minibatches, seed=seed, update=update, epoch=epoch)
             )
         ]
-        for epoch in range(settings.epochs)
+        for epoch in range(settings.epochs + settings.critic_extra_epochs)
     ]
-
-
-def pass_tokens(settings: LearnerSection, sequences: Sequence[TrainingSequence]) -> int:
-    """Return the largest padded size of a pass over ``sequences``, in tokens."""
-    longest = max((len(sequence.tokens) + 7 for sequence in sequences), default=0)
-    return min(settings.micro_batch_tokens, max(PASS_TOKENS, longest))
 
 
 def _minibatch(
@@ -100,4 +95,5 @@ def _minibatch(
         micros=cut(members, max_tokens=max_tokens, packing=settings.packing),
         weights=weights,
         advantages=step_advantages(batch, flat, settings),
+        critic_alone=epoch >= settings.epochs,
     )

@@ -10,8 +10,10 @@ Owns the four ways and the running moments. Knows neither tokens nor tensors of 
 
 Those of one optimiser step (``minibatch``) are :func:`standardize` over its own values.
 
-Deviations are the population's, and none smaller than a floor is divided by: where all episodes go alike, what is left of
-advantages is a critic's error, which dividing by *its* spread would make as large as a real difference was before. Values without a spread (:mod:`hotpot.learner.signal`) become 0.
+The price, under a critic: where all episodes succeed and the critic knows it, what is left is the critic's own error, and
+dividing by the deviation of *that* makes it as large as a real difference was before.
+
+Deviations are the population's. Values without a spread (:mod:`hotpot.learner.signal`) become 0.
 
 Invariants: state in, state out, nothing is kept here; masked values change nothing by a bit; |result| is at most the
 square root of the number of values whose moments were taken.
@@ -59,12 +61,11 @@ class Moments:
             highest=max(self.highest, other.highest),
         )
 
-    def apply(self, values: NDArray[np.float64], *, floor: float = 0.0) -> NDArray[np.float64]:
-        """Return (values - mean) / max(deviation, ``floor``), float64 ``[n]``; zeros where what was seen differs by no more
-        than rounding."""
+    def apply(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return (values - mean) / deviation, float64 ``[n]``; zeros where what was seen differs by no more than rounding."""
         if is_rounding(self.highest - self.lowest, max(abs(self.lowest), abs(self.highest))):
             return np.zeros_like(values)
-        return (values - self.mean) / max(self.deviation, floor)
+        return (values - self.mean) / self.deviation
 
 
 def moments(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> Moments:
@@ -80,16 +81,14 @@ def moments(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> Moments:
     )
 
 
-def standardize(
-    values: NDArray[np.float64], mask: NDArray[np.bool_], *, floor: float = 0.0
-) -> NDArray[np.float64]:
+def standardize(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the unmasked ``values`` float64 ``[n]`` on their own scale, 0 under ``mask`` bool ``[n]`` false.
 
     A value that is not finite stays what it is and counts nowhere.
     """
     kept = mask & np.isfinite(values)
     clean = np.where(kept, values, 0.0)
-    out = moments(clean, kept).apply(clean, floor=floor)
+    out = moments(clean, kept).apply(clean)
     return np.where(kept, out, np.where(mask, values, 0.0))
 
 
@@ -100,27 +99,26 @@ def normalize(
     groups: NDArray[np.int64],
     counted: NDArray[np.bool_] | None = None,
     state: Moments | None = None,
-    floor: float = 0.0,
 ) -> tuple[NDArray[np.float64], Moments]:
     """Return ``values`` float64 ``[n]`` on the scale ``how`` says, and the running moments after them.
 
     ``groups`` int64 ``[n]`` numbers each value's group. A value that is not finite does not exist: it stays what it is
     and counts nowhere. ``state``: the running moments before these values; only ``running`` changes them, by those of
-    ``counted`` bool ``[n]`` (all by default). No deviation smaller than ``floor`` is divided by.
+    ``counted`` bool ``[n]`` (all by default).
     """
     state = state or Moments()
     if how == "none":
         return values, state
     everything = np.ones(len(values), dtype=np.bool_)
     if how == "batch":
-        return standardize(values, everything, floor=floor), state
+        return standardize(values, everything), state
     if how == "group":
         out = values.copy()
         for group in np.unique(groups):
             inside = groups == group
-            out[inside] = standardize(values[inside], everything[inside], floor=floor)
+            out[inside] = standardize(values[inside], everything[inside])
         return out, state
     kept = np.isfinite(values)
     clean = np.where(kept, values, 0.0)
     state = state.merge(moments(clean, kept if counted is None else kept & counted))
-    return np.where(kept, state.apply(clean, floor=floor), values), state
+    return np.where(kept, state.apply(clean), values), state

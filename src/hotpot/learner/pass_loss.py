@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotpot.config.recipe import LearnerSection
+from hotpot.errors import LearnerError
 from hotpot.learner.batches import Batch
 from hotpot.learner.forward import TokenScores
 from hotpot.learner.losses import LossOutput, LossStatistics
@@ -34,24 +35,25 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassLoss:
-    """One pass: its scores, the policy's loss and the critic's part, None without one."""
+    """One pass: its scores, the policy's loss and the critic's part; each is None where it does not learn."""
 
     micro: MicroBatch
-    scores: TokenScores
-    policy: LossOutput
+    scores: TokenScores | None
+    policy: LossOutput | None
     judged: Judgement | None
 
     @property
     def loss(self) -> Tensor:
         """The scalar to differentiate."""
-        return self.policy.loss if self.judged is None else self.policy.loss + self.judged.term
+        parts = [] if self.policy is None else [self.policy.loss]
+        parts += [] if self.judged is None else [self.judged.term]
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     @property
     def token_losses(self) -> NDArray[np.float64]:
         """Loss of each loss token of the pass, float64 ``[k]``, unweighted."""
-        losses = self.policy.token_losses
-        if self.judged is not None:
-            losses = losses + self.judged.token_losses
+        parts = [part.token_losses for part in (self.policy, self.judged) if part is not None]
+        losses = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return np.asarray(losses.numpy(), dtype=np.float64)
 
 
@@ -61,10 +63,12 @@ def judge(
     """Return what the critic's ``values`` float32 ``[k]`` of the pass's loss tokens come to.
 
     ``weights`` float64 ``[N]`` are the policy's without the importance of decoupled tokens: a value is of a state, however
-    its action was chosen. Raises :class:`ValueError` where the batch was estimated without a critic.
+    its action was chosen. Raises :class:`LearnerError` where the batch was estimated without a critic.
     """
     if batch.values is None:
-        raise ValueError("a critic learns from a batch that was estimated with it")
+        raise LearnerError(
+            "the batch holds no values for its critic to learn from; give build_batch the estimates"
+        )
     output = value_loss(
         ValueLossInput(
             new_values=values.double(),
@@ -115,13 +119,14 @@ class StepSums:
     def add(self, one: PassLoss) -> None:
         """Take one more pass into the sums."""
         flat = one.micro.flat
-        self.new[flat] = one.scores.logprobs.detach().numpy()
         self.losses[flat] = one.token_losses
-        self.policy_loss += float(one.policy.policy_loss)
-        self.kl_loss += float(one.policy.kl_loss)
-        self.entropy_loss += float(one.policy.entropy_loss)
-        self.entropy += float(one.scores.entropy.detach().double().sum())
-        self.statistics += one.policy.statistics
+        if one.scores is not None and one.policy is not None:
+            self.new[flat] = one.scores.logprobs.detach().numpy()
+            self.policy_loss += float(one.policy.policy_loss)
+            self.kl_loss += float(one.policy.kl_loss)
+            self.entropy_loss += float(one.policy.entropy_loss)
+            self.entropy += float(one.scores.entropy.detach().double().sum())
+            self.statistics += one.policy.statistics
         if one.judged is not None and self.values is not None and self.value_loss is not None:
             self.values[flat] = one.judged.values.detach().numpy()
             self.value_loss += one.judged.value_loss

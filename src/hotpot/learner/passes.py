@@ -15,10 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotpot.errors import LearnerError
+from hotpot.experience import TrainingSequence
 from hotpot.ids import sha256_hex
 from hotpot.learner.arrangement import Packing, arrange, padded
 from hotpot.learner.batches import BatchSequence, gather
 from hotpot.learner.families import common_prefix, families
+
+PASS_TOKENS = 2048
+"""Padded tokens of one pass where the recipe allows as many: what a layer computes then stays in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,6 +85,12 @@ def cut(
             shared = common_prefix([member for row in found for member in row]) if family.prefix else 0
             passes.append(lay_out(found, prefix=shared, max_width=max_tokens - shared))
     return passes
+
+
+def pass_tokens(sequences: Sequence[TrainingSequence], *, most: int) -> int:
+    """Return the largest padded size of a pass over ``sequences``, in tokens; ``most`` is what the recipe allows."""
+    longest = max((len(sequence.tokens) + 7 for sequence in sequences), default=0)
+    return min(most, max(PASS_TOKENS, longest))
 
 
 def lay_out(

@@ -91,9 +91,7 @@ def shaped_batch(
         return batch, scales
     numbers = {group: number for number, group in enumerate(dict.fromkeys(_groups(batch)))}
     groups = np.array([numbers[group] for group in _groups(batch)], dtype=np.int64)[batch.sequence_numbers]
-    values, moments = normalize(
-        batch.advantages, how, groups=groups, state=scales.advantage, floor=settings.advantage_floor
-    )
+    values, moments = normalize(batch.advantages, how, groups=groups, state=scales.advantage)
     return batch.with_advantages(values), replace(scales, advantage=moments)
 
 
@@ -104,7 +102,7 @@ def step_advantages(batch: Batch, flat: NDArray[np.int64], settings: LearnerSect
         return batch.advantages
     inside = np.zeros(batch.num_loss_tokens, dtype=np.bool_)
     inside[flat] = True
-    return standardize(batch.advantages, inside, floor=settings.advantage_floor)
+    return standardize(batch.advantages, inside)
 
 
 def _groups(batch: Batch) -> list[str]:

@@ -24,10 +24,10 @@ from hotpot.learner.findings import Finding
 from hotpot.learner.forward import TokenScores, score
 from hotpot.learner.gradients import Gradients
 from hotpot.learner.losses import LossInput, LossSettings, policy_loss
-from hotpot.learner.minibatches import Minibatch, pass_tokens, plan
+from hotpot.learner.minibatches import Minibatch, plan
 from hotpot.learner.norm_watch import NormWatch
 from hotpot.learner.pass_loss import PassLoss, StepSums, judge
-from hotpot.learner.passes import MicroBatch, cut
+from hotpot.learner.passes import MicroBatch, cut, pass_tokens
 from hotpot.learner.replayed import Decoupled, Replayed, importance
 from hotpot.learner.results import Agreement, OptimizerStep
 from hotpot.learner.value_loss import explained_variance
@@ -64,7 +64,9 @@ class UpdateSteps:
         self._settings, self._batch, self._temperature = settings, batch, temperature
         self._loss_settings = _loss_settings(settings)
         self._sequences = batch.sequence_numbers
-        self.pass_tokens = pass_tokens(settings, [member.sequence for member in batch.sequences])
+        self.pass_tokens = pass_tokens(
+            [member.sequence for member in batch.sequences], most=settings.micro_batch_tokens
+        )
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._recompute = settings.old_logprobs == "recomputed"
@@ -74,13 +76,17 @@ class UpdateSteps:
         self._plan = plan(batch, settings, seed=seed, update=update, max_tokens=self.pass_tokens)
 
     def run(self) -> Iterator[OptimizerStep]:
-        """Take the optimiser steps one by one; each is yielded after it was taken or skipped."""
+        """Take the optimiser steps one by one; each is yielded after it was taken or skipped.
+
+        Steps in which only the critic learns come last; of them only the skipped ones are yielded.
+        """
         if not self._batch.sequences:
             return
         self._first_pass()
-        for epoch in self._plan:
-            for minibatch in epoch:
-                yield self._step(minibatch, starting=minibatch.epoch == 0 and minibatch.index == 0)
+        for minibatch in (minibatch for epoch in self._plan for minibatch in epoch):
+            step = self._step(minibatch)
+            if step.skipped or minibatch.epoch < self._settings.epochs:
+                yield step
 
     @property
     def old(self) -> NDArray[np.float64]:
@@ -143,10 +149,11 @@ class UpdateSteps:
                 scores = score(self._reference, micro, temperature=self._temperature, spread=False)
                 self._reference_logprobs[micro.flat] = scores.logprobs.numpy()
 
-    def _step(self, minibatch: Minibatch, *, starting: bool) -> OptimizerStep:
+    def _step(self, minibatch: Minibatch) -> OptimizerStep:
         self._optimizer.zero_grad(set_to_none=True)
         coefficient = None if self._critic is None else self._settings.value_coefficient
         sums = StepSums(self._batch.num_loss_tokens, value_coefficient=coefficient)
+        starting = minibatch.epoch == 0 and minibatch.index == 0
         for micro in minibatch.micros:
             one = self._forward(micro, minibatch, starting=starting)
             sums.add(one)
@@ -171,15 +178,16 @@ class UpdateSteps:
 
     def _forward(self, micro: MicroBatch, minibatch: Minibatch, *, starting: bool = False) -> PassLoss:
         """Return what one pass of the step comes to; ``starting``: its weights are those the update starts from."""
-        explores = self._loss_settings.entropy_coefficient > 0
-        scores = score(self._decoder, micro, temperature=self._temperature, entropy_gradient=explores)
-        if starting:
-            self.first[micro.flat] = scores.logprobs.detach().numpy()
-            self.first_model[micro.flat] = scores.model_logprobs.numpy()
-        policy = policy_loss(self._loss_input(scores, micro, minibatch), self._loss_settings)
-        judged = None
+        scores = policy = judged = None
+        if not minibatch.critic_alone:
+            explores = self._loss_settings.entropy_coefficient > 0
+            scores = score(self._decoder, micro, temperature=self._temperature, entropy_gradient=explores)
+            if starting:
+                self.first[micro.flat] = scores.logprobs.detach().numpy()
+                self.first_model[micro.flat] = scores.model_logprobs.numpy()
+            policy = policy_loss(self._loss_input(scores, micro, minibatch), self._loss_settings)
         if self._critic is not None:
-            values = self._critic.values(micro, scores.hidden)
+            values = self._critic.values(micro, None if scores is None else scores.hidden)
             judged = judge(values, self._batch, micro, minibatch.weights, self._settings)
         return PassLoss(micro=micro, scores=scores, policy=policy, judged=judged)
 
@@ -220,7 +228,8 @@ class UpdateSteps:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             self._optimizer.step()
-            self._watch.observe(norm)
+            if not minibatch.critic_alone:
+                self._watch.observe(norm)
         return norm, finding
 
     def _find(self, minibatch: Minibatch, sums: StepSums, norm: float) -> Finding:
@@ -238,7 +247,7 @@ class UpdateSteps:
             ),
             TokenValues(
                 old=self.old,
-                new=sums.new,
+                new=self.old if minibatch.critic_alone else sums.new,
                 advantages=minibatch.advantages,
                 losses=sums.losses,
                 reference=self._reference_logprobs,
