@@ -251,6 +251,11 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
             "replay.weighting = positive without replay.only_positive: where successes run out the draws are failures "
             "alone, which unlearn what both share"
         )
+    if learner.ratio == "sequence" and learner.clip_high > 0.05:
+        notes.append(
+            f"learner.ratio = sequence with learner.clip_high = {learner.clip_high:g}: a sequence's ratio is a mean over its "
+            "tokens and rarely leaves such a range; arXiv:2507.18071 clips at 3e-4 and 4e-4"
+        )
     if learner.learning_rate == 0 and recipe.debug.mode != "rollout_only":
         notes.append("learner.learning_rate = 0: everything runs and the policy stays as it is")
     if recipe.topology.max_seconds is not None:
