@@ -69,6 +69,9 @@ def test_sampled_tokens_are_bounded_by_the_context_and_that_is_said() -> None:
     assert plan.max_sampled_tokens_per_episode == Recipe().rollout.max_context_tokens
     assert any("max_context" in note for note in plan.notes)
     assert make_plan(recipe()).notes == ()
+    [wide] = make_plan(recipe("learner.ratio=sequence")).notes
+    assert "clips at 3e-4" in wide
+    assert not make_plan(recipe("learner.ratio=sequence", "learner.clip_high=4e-4")).notes
     assert len(make_plan(recipe("rollout.max_steps=100", "learner.learning_rate=0")).notes) == 2
 
 

@@ -91,7 +91,7 @@ def test_calls_of_one_token_each_are_tokens() -> None:
 
 
 @given(actions=trajectories(), gamma=UNIT, lam=UNIT, seed=st.integers(0, 1000), c_bar=st.floats(0.1, 1.5))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_vtrace_is_equation_one(
     actions: ActionValues, gamma: float, lam: float, seed: int, c_bar: float
 ) -> None:

@@ -264,6 +264,16 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
             f"{entry.name} ({entry.kind}, weight {entry.weight:g})" for entry in recipe.tasks.mix
         )
         notes.append(f"tasks.mix: {named}")
+    if learner.ratio == "sequence" and learner.clip_high > 0.05:
+        notes.append(
+            f"learner.ratio = sequence with learner.clip_high = {learner.clip_high:g}: a sequence's ratio is a mean over its "
+            "tokens and rarely leaves such a range; arXiv:2507.18071 clips at 3e-4 and 4e-4"
+        )
+    if learner.critic_extra_epochs:
+        notes.append(
+            f"learner.critic_extra_epochs = {learner.critic_extra_epochs}: after its optimiser steps an update takes "
+            f"{learner.critic_extra_epochs * learner.minibatches} more in which only the critic learns"
+        )
     if learner.learning_rate == 0 and recipe.debug.mode != "rollout_only":
         notes.append("learner.learning_rate = 0: everything runs and the policy stays as it is")
     if recipe.topology.max_seconds is not None:
