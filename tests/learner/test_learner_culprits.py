@@ -11,7 +11,7 @@ from learner_cases import batch_of, make_batch, make_decoder
 
 from hotpot.config.recipe import LearnerSection
 from hotpot.learner import Learner, passes, steps
-from hotpot.learner.culprits import Suspects, TokenValues, blame, find
+from hotpot.learner.culprits import MAX_SEARCHED, Suspects, TokenValues, blame, find
 from hotpot.learner.findings import MAX_SEQUENCES, MAX_TOKENS, Finding
 from hotpot.learner.norm_watch import MIN_NORMS, WINDOW, NormWatch
 from hotpot.models import checksum
@@ -176,6 +176,22 @@ def test_where_nobody_is_guilty_alone_all_are_named_the_largest_first() -> None:
     found = find(suspects, values, [], math.inf, watch=NormWatch(10), skip_exploding=False)
     assert found.passes == ()
     assert found.trajectories == tuple(reversed(names))
+
+
+def test_the_search_is_bounded() -> None:
+    members = batch_of(make_batch(groups=20, samples=8)).sequences
+    asked: list[int] = []
+    suspects = Suspects(
+        members=members,
+        passes=[members[at : at + 16] for at in range(0, len(members), 16)],
+        norm_of=lambda part: asked.append(len(part)) or math.nan,
+    )
+    zeros = np.zeros(members[-1].stop)
+    values = TokenValues(old=zeros, new=zeros, advantages=zeros, losses=zeros, reference=None)
+    found = find(suspects, values, [], math.nan, watch=NormWatch(10), skip_exploding=False)
+    assert len(asked) == 10 + MAX_SEARCHED
+    assert len(found.trajectories) == MAX_SEARCHED
+    assert len(found.passes) == 10
 
 
 def test_what_is_named_and_kept_is_bounded() -> None:

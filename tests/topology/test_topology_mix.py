@@ -67,6 +67,7 @@ def test_a_mixed_run_with_pools_and_refill_has_every_decision_on_the_record(
     assert {choice["environment"] for choice in choices.values()} == {"plain", "strict"}
     assert {choice["pool"] for choice in choices.values()} > {"unseen", "learnable"}
     assert all(0 < choice["probability"] <= 1 and choice["index"] < 5 for choice in choices.values())
+    assert {detail["update"] for detail in details(folder, "tasks_chosen")} == {1, 2, 3, 4, 5, 6}
     # Each refill is on the record, and what it says is what the groups say.
     refills = details(folder, "refill")
     assert [detail["update"] for detail in refills] == [1, 2, 3, 4, 5, 6]

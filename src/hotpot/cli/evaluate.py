@@ -11,7 +11,7 @@ from hotpot.cli.runs_folder import DEFAULT_RUNS, JsonOption, RunArgument, RunsOp
 if TYPE_CHECKING:
     from hotpot.types import EvaluationRow
 
-_SHOWN = ("sampling", "tasks", "failed", "success", "reward", "steps", "seconds")
+_SHOWN = ("environment", "sampling", "tasks", "failed", "success", "reward", "steps", "seconds")
 
 
 def evaluate(
@@ -51,6 +51,7 @@ def evaluate(
 
 def _line(row: "EvaluationRow") -> dict[str, Any]:
     return {
+        "environment": row.env_version,
         "sampling": "sampled" if row.temperature else "greedy",
         "tasks": row.num_tasks,
         "failed": row.num_failed,

@@ -58,12 +58,17 @@ def _unfinished(run: Path, status: str) -> dict[str, Any]:
     reader = open_reader(run)
     (row,) = reader.sql(
         """
+        WITH measured AS (  -- each environment of a mix by itself, the last time of each label and update
+          SELECT label, "update", max(evaluation) AS evaluation, max_by(success_rate, evaluation) AS success,
+            max_by(num_tasks, evaluation) AS tasks
+          FROM evaluations WHERE purpose = 'evaluation'
+          GROUP BY label, "update", env_version, reward_version)
         SELECT (SELECT count(*) FROM updates) AS updates,
           (SELECT count(*) FROM trajectories WHERE purpose = 'training') AS trajectories,
-          (SELECT min_by(success_rate, evaluation) FROM evaluations
-            WHERE purpose = 'evaluation' AND label = 'before') AS before,
-          (SELECT max_by(success_rate, evaluation) FROM evaluations
-            WHERE purpose = 'evaluation' AND label <> 'before') AS after,
+          (SELECT sum(success * tasks) / sum(tasks) FROM measured WHERE label = 'before') AS before,
+          (SELECT sum(success * tasks) / sum(tasks) FROM measured
+            WHERE (label, "update") = (SELECT (label, "update") FROM measured WHERE label <> 'before'
+              ORDER BY evaluation DESC LIMIT 1)) AS after,
           (SELECT (max(time_us) - min(time_us)) / 1e6 FROM events) AS seconds"""
     ).to_pylist()
     return {"run": run.name, "status": status, **row}

@@ -2,7 +2,7 @@
 
 Owns the naming. Knows no model and no optimiser: gradient norms come from a callable. A non-finite loss names its
 tokens. A gradient names nobody, so it is taken apart: pass by pass, then, within the guilty passes, trajectory by
-trajectory, at most :data:`MAX_SEARCHED` of them: together about the work of two more steps, and only where one failed.
+trajectory, at most :data:`MAX_SEARCHED` of them: the work of a few more steps, and only where one failed.
 """
 
 import math

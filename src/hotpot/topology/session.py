@@ -120,7 +120,11 @@ class Session:
         plans = self.sampler.issue(num_tasks)
         choices = self.sampler.take_choices()
         if choices:
-            detail = {"tasks": [asdict(choice) for choice in choices], "pools": self.sampler.pool_sizes()}
+            detail = {
+                "update": self.progress.next_update - 1,
+                "tasks": [asdict(choice) for choice in choices],
+                "pools": self.sampler.pool_sizes(),
+            }
             with self.timeline.span("store"):
                 self.store.record([self.event("tasks_chosen", detail)])
         return plans

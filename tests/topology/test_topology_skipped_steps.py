@@ -13,6 +13,7 @@ from hotpot.experience import open_run
 from hotpot.learner import NonFiniteError, OptimizerStep, steps
 from hotpot.learner.findings import Finding
 from hotpot.learner.losses import LossStatistics
+from hotpot.learner.norm_watch import NormWatch
 from hotpot.metrics import metric, sql
 from hotpot.topology.evidence import Evidence
 
@@ -106,3 +107,17 @@ def test_evidence_stays_within_its_bytes_over_the_life_of_a_run(tmp_path: Path) 
     assert [bool(detail["evidence"]) for _, detail in found] == [True, False]
     total = sum(path.stat().st_size for path in tmp_path.glob("evidence/*/*.arrow"))
     assert total <= 2.5 * size
+
+
+def test_a_resumed_run_measures_norms_against_those_of_its_chain(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run()
+    recorded = (
+        open_run(folder).sql('select grad_norms from updates order by "update"')["grad_norms"].to_pylist()
+    )
+    recalled: list[list[float]] = []
+    monkeypatch.setattr(NormWatch, "recall", lambda _, norms: recalled.append(list(norms)))
+    run("topology.updates=4", resume=folder)
+    assert recalled[-1] == [norm for norms in recorded for norm in norms]
+    assert len(recalled[-1]) == 6
