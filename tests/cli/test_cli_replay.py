@@ -45,7 +45,7 @@ def test_identical_is_said_and_exits_with_0(hotpot, runs: Path, done: dict[str, 
     result = hotpot("replay", "old", "--updates", "1..2", "--runs", runs)
     assert result.exit_code == 0
     assert (done["folder"], done["updates"], done["changes"].any) == (runs / "old", "1..2", False)
-    assert "update 2: identical, bit for bit (from the checkpoint of update 0 over 1 updates" in result.stdout
+    assert "update 2: identical, bit for bit (from the checkpoint of update 0 over 1 update," in result.stdout
     assert "2 updates done over: 2 identical" in result.stdout
 
 
@@ -54,7 +54,7 @@ def test_a_difference_is_a_table_and_exits_with_1(hotpot, runs: Path, done: dict
     result = hotpot("replay", "old", "--update", 3, "--runs", runs)
     assert result.exit_code == 1
     assert done["updates"] == "3"
-    for text in ("losses[0]", "0.100000000001", "losses[1]", "since update 2", "1 trajectories", "0.1.0"):
+    for text in ("losses[0]", "0.100000000001", "losses[1]", "since update 2", "1 trajectory of it", "0.1.0"):
         assert text in result.stdout
     assert "batch_hash" not in result.stdout
     done["results"] = [redone(3, OFF)]
