@@ -5,23 +5,13 @@ from pathlib import Path
 
 import pytest
 from coin_recipe import SETTINGS, use_coin
+from redo_cases import SHAPES, everything, prove
 
 from hotpot.config.load import build_recipe
 from hotpot.errors import RecipeError, RunFolderError, UsageError
 from hotpot.topology import train
-from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
+from hotpot.topology.checkpoints import checkpoint_folder
 from hotpot.topology.redo import Changes, load_reward, redo
-
-SHAPES = {
-    "epochs": ("learner.epochs=2", "learner.final_learning_rate_share=0.25"),
-    "recomputed": ("learner.old_logprobs=recomputed", "sampling.training.top_p=0.9"),
-    "reference": ("learner.kl_coefficient=0.1", "learner.packing=packed", "learner.aggregation=sequence_mean"),
-    "replay": ("replay.share=0.5", "replay.hot_share=0.5", "replay.weighting=positive", "topology.updates=4"),
-    "segments": (
-        "learner.segment_tokens=64", "learner.segment_overlap=16", "learner.old_logprobs=recomputed",
-        "rollout.max_context_tokens=128",
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -40,51 +30,8 @@ def folder(recorded, tmp_path) -> Path:
     return Path(shutil.copytree(recorded, tmp_path / "copy"))
 
 
-def only_first(folder: Path) -> None:
-    """Delete all checkpoints but the first."""
-    for update in list_checkpoints(folder)[1:]:
-        shutil.rmtree(checkpoint_folder(folder, update))
-
-
-def everything(folder: Path) -> dict[Path, tuple[int, int]]:
-    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob("*"))}
-
-
 def test_every_update_is_proved_from_the_first_checkpoint(folder) -> None:
     prove(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_update_of_other_shapes_is_proved_too(run, shape) -> None:
-    prove(run(*SHAPES[shape]))
-
-
-def prove(folder: Path) -> None:
-    """Hold every update of a run to what was recorded, with nothing but the first checkpoint, and the run to its files."""
-    only_first(folder)
-    before = everything(folder)
-    done = list(redo(folder, "all"))
-    assert [one.update for one in done] == list(range(1, len(done) + 1))
-    assert {one.way.start for one in done} == {0}
-    for one in done:
-        assert one.findings.differences == ()
-        assert (one.findings.verdict, one.off_at, one.gone) == ("identical", None, ())
-        names = {figure.name for figure in one.findings.figures}
-        assert {"starting_weights", "losses[1]", "grad_norms[1]", "weights_checksum"} <= names
-    assert everything(folder) == before
-
-
-@pytest.mark.slow
-def test_a_run_that_was_resumed_otherwise_is_proved_with_its_side_branch(run, recipe) -> None:
-    folder = run("topology.updates=3", "checkpoint.keep=5")
-    changed = recipe("topology.updates=4", "learner.learning_rate=1e-3", "learner.minibatches=4")
-    train(changed, resume=folder, checkpoint="2")  # update 3 becomes a side branch
-    only_first(folder)
-    done = {one.update: one for one in redo(folder, "all")}
-    assert sorted(done) == [1, 2, 3, 4, 5]
-    assert done[4].way.updates == (1, 2, 4)
-    assert [one.findings.verdict for one in done.values()] == ["identical"] * 5
 
 
 def test_the_nearest_checkpoint_is_gone_on_from(folder) -> None:

@@ -63,7 +63,7 @@ def replay(
 def _show(one: "Redone", *, what_if: bool) -> None:
     findings = one.findings
     from_where = f"from the checkpoint of update {one.way.start}" + (
-        f" over {len(one.way.updates) - 1} updates" if len(one.way.updates) > 1 else ""
+        f" over {_counted(len(one.way.updates) - 1, 'update')}" if len(one.way.updates) > 1 else ""
     )
     if what_if:
         _show_rewards(one)
@@ -93,7 +93,7 @@ def _notes(one: "Redone") -> list[str]:
         notes.append(f"  the weights differ since update {one.off_at}, which was done over on the way here")
     if one.gone:
         names = ", ".join(one.gone[:3]) + (", ..." if len(one.gone) > 3 else "")
-        notes.append(f"  {len(one.gone)} trajectories of it are no longer in the record: {names}")
+        notes.append(f"  no longer in the record: {_counted(len(one.gone), 'trajectory')} of it ({names})")
     if one.findings.verdict == "differs" and one.findings.rounded and not one.findings.other_kernels:
         notes.append(
             "  all differences are as small as rounding, on the same kind of machine as far as is recorded"
@@ -111,7 +111,7 @@ def _sum_up(done: "list[Redone]") -> None:
         )
     }
     words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    print_lines([(f"{len(done)} updates done over: {words}", "bold")])
+    print_lines([(f"{_counted(len(done), 'update')} done over: {words}", "bold")])
 
 
 def _show_rewards(one: "Redone") -> None:
@@ -132,6 +132,11 @@ def _reward_words(found: "RewardFindings") -> str:
         f"{found.num_changed} of {len(found.changes)} rewards differ (mean {old:.4g}, then {new:.4g}), "
         f"{found.num_turned} advantages change sign; groups with signal: {len(found.kept)}, then {len(found.new_kept)}"
     )
+
+
+def _counted(number: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def _line(figure: "Figure") -> dict[str, Any]:

@@ -53,7 +53,9 @@ def run_from_record(session: Session) -> None:
         update = session.begin_update()
         copied = [_adopt(session.run_id, trajectory) for trajectory in recorded]
         with session.timeline.span("store"):
-            session.store.ledger.lease([Lease.of(trajectory.row) for trajectory in copied])
+            # A trajectory and its forks are of one attempt.
+            leases = {trajectory.row.attempt_id: Lease.of(trajectory.row) for trajectory in copied}
+            session.store.ledger.lease(list(leases.values()))
         kept = session.intake.keep(copied)
         batch = UpdateBatch(update=update, collected=kept, source="cold")
         result = session.learn(batch)

@@ -116,7 +116,8 @@ def compare(row: UpdateRow, result: UpdateResult) -> Comparison:
 def policy_checksums(reader: RunReader) -> dict[int, str]:
     """Return the checksum of the weights of every policy version that the record explains."""
     found = reader.table("versions", ["version", "manifest"], where="kind = 'policy'").to_pylist()
-    return {int(row["version"]): str(json.loads(row["manifest"])["checksum"]) for row in found}
+    told = {int(row["version"]): json.loads(row["manifest"]).get("checksum") for row in found}
+    return {version: checksum for version, checksum in told.items() if checksum is not None}
 
 
 def aliases(trajectories: Sequence[Trajectory], *, policy_version: int, checksum: str) -> dict[int, int]:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import ValidationError
-
 from hotpot.config.load import build_recipe, parse_override
 from hotpot.config.recipe import LearnerSection
 from hotpot.errors import RecipeError, UsageError
@@ -43,10 +41,10 @@ class Terms:
             )
         try:
             settings = LearnerSection.model_validate(json.loads(row.learner_settings))
-        except ValidationError as error:
+        except ValueError as error:
             raise UsageError(
-                f"update {row.update} was learned with settings that this release does not read ({error.errors()[0]['loc']}: "
-                f"{error.errors()[0]['msg']}); use the release that recorded it"
+                f"update {row.update} was learned with settings that this release does not read "
+                f"({' '.join(str(error).split())[:200]}); use the release that recorded it"
             ) from error
         return cls(
             settings=settings,
