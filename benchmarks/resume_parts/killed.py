@@ -90,13 +90,7 @@ def resumes(folder: Path) -> list[dict[str, Any]]:
 
 def _start(target: Any, *arguments: Any) -> tuple[Any, Any]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    # The server looks for this module where the environment says, not where this process found it.
-    above = str(Path(__file__).parents[1])
-    if above not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join([above, os.environ.get("PYTHONPATH", "")]).rstrip(
-            os.pathsep
-        )
+    context.set_forkserver_preload(["hotpot.topology", "hotpot.testing.coin"])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
