@@ -7,7 +7,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-gae bench-loop bench-replay bench-store bench-store-faults
+.PHONY: demo test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-gae bench-loop bench-replay bench-resume bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +77,9 @@ bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against 
 
 bench-replay: $(VENV)/.base  ## Whether replay helps: paired runs on a sparse reward and on a task switch
 	$(BIN)/python benchmarks/replay.py
+
+bench-resume: $(VENV)/.base  ## Kill training at every named place and compare what comes of it with an uninterrupted run
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/resume.py
 
 bench-store: $(VENV)/.bench  ## The experience store at scale, and against others; SCALE=0.02 takes a minute
 	SCALE=$(or $(SCALE),1) $(BIN)/python benchmarks/store.py

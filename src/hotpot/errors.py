@@ -17,6 +17,7 @@ The tree::
     │   ├── DiskBudgetError     the run would take more of the disk than it may
     │   ├── BacklogError        the lake takes nothing, and the log is as long as it may get
     │   └── CorruptRecordError  bytes on disk that are not what was written
+    ├── SelfTestError       the set-up is wrong: found before anything was learned with it
     └── LearnerError        the learner can't go on (empty batch, warm start diverged)
         └── learner.NonFiniteError  non-finite steps in a row; carries the learner's partial result, so it lives there
 
@@ -83,6 +84,10 @@ class BacklogError(StoreError):
 
 class CorruptRecordError(StoreError):
     """Bytes on disk are not what was written."""
+
+
+class SelfTestError(HotpotError):
+    """The set-up is wrong: sampler, learner, masks or publishing do not fit together. Nothing was learned."""
 
 
 class LearnerError(HotpotError):

@@ -151,11 +151,17 @@ def check_updates(reader: RunReader, learned: list[int]) -> None:
             len({found["trajectory_id"] for found in of_update}) == len(of_update) == row["num_trajectories"]
         )
         assert sum(found["tokens"] for found in of_update) == row["num_loss_tokens"]
+    # Weights are what counts: a resume serves the same ones under a new version.
     strangers = column(
         reader,
+        "with weights as (select version::BIGINT as version, manifest->>'$.checksum' as checksum from versions "
+        "where kind = 'policy') "
         'select c.trajectory_id from consumptions c join updates u on u."update" = c."update" '
         "left join trajectories t on t.trajectory_id = c.trajectory_id "
-        "where t.policy_version is distinct from u.policy_version or t.purpose <> 'training'",
+        "left join weights sampled on sampled.version = t.policy_version "
+        "left join weights learned on learned.version = u.policy_version "
+        "where sampled.checksum is null or sampled.checksum is distinct from learned.checksum "
+        "or t.purpose <> 'training'",
     )
     assert strangers == []
 

@@ -33,8 +33,13 @@ def learner_of(folder) -> Learner:
         ("learner.final_learning_rate_share=0.5",),
         ("replay.share=0.5", "replay.hot_share=0.5", "replay.weighting=positive", "topology.updates=4"),
         ("learner.old_logprobs=recomputed", "learner.epochs=2", "sampling.training.top_p=0.9"),
+        (
+            "learner.advantages=gae", "learner.critic=separate", "learner.critic_extra_epochs=1",
+            "learner.advantage_normalization=running",
+        ),
+        ("learner.advantages=gae", "learner.critic=head", "learner.entropy_coefficient=0.01"),
     ],
-)
+)  # fmt: skip
 def test_every_update_is_learned_again_from_the_record(run, overrides) -> None:
     folder = run(*overrides)
     reader, learner = RunReader.open(folder), learner_of(folder)
@@ -47,6 +52,8 @@ def test_every_update_is_learned_again_from_the_record(run, overrides) -> None:
         found = compare(row, result)
         assert (found.differences, found.same_batch, found.close) == ((), True, True)
         assert checksum(learner.weights()) == sums[row.new_policy_version]
+        assert row.value_losses.tobytes() == result.value_losses.tobytes()
+        assert (row.explained_variance, row.learner_state) == (result.explained_variance, result.terms.state)
         assert (result.staleness_mean, result.agreement.maximum) == (
             row.staleness_mean,
             row.logprob_difference_max,

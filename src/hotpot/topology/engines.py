@@ -3,13 +3,23 @@
 Owns the making of an engine from a recipe. Knows no run folder.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hotpot.config import Recipe
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.models import Decoder, measure_threads, training_work
-from hotpot.topology.session import Threads
 from hotpot.types import GenerationRequest, Purpose, SampleKey, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threads:
+    """Threads that engine and learner compute with."""
+
+    engine: int
+    learner: int
+
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -131,32 +131,46 @@ def _drive(session: Session) -> None:
     if not _measured_before(session):
         session.evaluate("before", recipe.evaluation.num_tasks_final)
     if session.progress.done >= recipe.topology.updates:
-        session.view.message(
-            f"the run has all its {recipe.topology.updates} updates; raise topology.updates to train further"
-        )
+        session.view.message(_finished_words(session))
+    elif session.progress.done and not _measured(session, "scheduled"):
+        session.due()  # an earlier process may have died before it did what was due
     if mode == "learn_from_record":
         run_from_record(session)
     else:
         run_sync(session)
     # Ahead of the evaluation, so that nothing has to be learned again where that is cut off.
     session.checkpoint()
-    session.evaluate("after", recipe.evaluation.num_tasks_final)
+    if not _measured(session, "after"):
+        session.evaluate("after", recipe.evaluation.num_tasks_final)
+
+
+def _finished_words(session: Session) -> str:
+    measured = "measured" if _measured(session, "after") else "to be measured"
+    return (
+        f"the run is finished: it has all its {session.recipe.topology.updates} updates, the last weights are {measured}; "
+        "raise topology.updates to train further"
+    )
 
 
 def _measured_before(session: Session) -> bool:
     """Return whether the starting model was measured whole, maybe by an earlier process; learning ends the chance."""
+    return session.progress.done > 0 or _measured(session, "before")
+
+
+def _measured(session: Session, label: str) -> bool:
+    """Return whether the present weights were measured whole under ``label``, maybe by an earlier process."""
+    settings = session.recipe.evaluation
     wanted = {Purpose.EVALUATION.value}
-    if session.recipe.evaluation.greedy:
+    if settings.greedy:
         wanted.add(Purpose.EVALUATION_GREEDY.value)
+    num_tasks = settings.num_tasks if label == "scheduled" else settings.num_tasks_final
     found = {
         (row.purpose, row.env_version, row.reward_version)
         for row in session.evaluations
-        if row.label == "before"
+        if (row.label, row.update, row.num_tasks + row.num_failed)
+        == (label, session.progress.update, num_tasks)
     }
-    measured = all(
-        (purpose, *one.member.versions) in found for purpose in wanted for one in session.environments
-    )
-    return session.progress.done > 0 or measured
+    return all((purpose, *one.member.versions) in found for purpose in wanted for one in session.environments)
 
 
 def _finish(session: Session, status: str) -> None:

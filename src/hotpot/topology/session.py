@@ -15,7 +15,7 @@ from typing import Any
 
 from hotpot.config import Recipe
 from hotpot.engine import Engine
-from hotpot.errors import EnvironmentFailure
+from hotpot.errors import EnvironmentFailure, SelfTestError
 from hotpot.evaluation import Evaluator
 from hotpot.experience import ExperienceStore
 from hotpot.experience.crashpoints import reach
@@ -30,6 +30,7 @@ from hotpot.timeline import Timeline
 from hotpot.topology import rows
 from hotpot.topology.batch import UpdateBatch, learnable
 from hotpot.topology.checkpoints import write_checkpoint
+from hotpot.topology.engines import Threads
 from hotpot.topology.evidence import Evidence
 from hotpot.topology.history import History
 from hotpot.topology.ingredients import RunEnvironment
@@ -38,16 +39,9 @@ from hotpot.topology.outcomes import update_outcomes
 from hotpot.topology.rebuild import aliases
 from hotpot.topology.refill import Refill
 from hotpot.topology.run_state import RunState, made_of, surroundings
+from hotpot.topology.self_test import run_self_test
 from hotpot.topology.stopping import StopSignal
 from hotpot.types import EvaluationRow, Purpose, Trajectory, UpdateRow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threads:
-    """Threads that engine and learner compute with."""
-
-    engine: int
-    learner: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +93,7 @@ class Session:
         self.updates: list[UpdateRow] = list(history.updates)
         self.evaluations: list[EvaluationRow] = list(history.evaluations)
         self._saved_update = None if history.source is None else history.update
+        self._tested = not recipe.run.self_test
         self._started_us = 0
         self._checksum = ""
         self._totals: dict[str, float] = {}
@@ -159,7 +154,8 @@ class Session:
     def learn(self, batch: UpdateBatch) -> UpdateResult:
         """Learn one batch; the weights change.
 
-        Raises :class:`EnvironmentFailure` with the reasons where nothing was collected that can be learned from.
+        Raises :class:`EnvironmentFailure` with the reasons where nothing was collected that can be learned from, and
+        :class:`SelfTestError` where the first batch shows that the set-up is wrong.
         """
         update, collected, fresh = batch.update, batch.collected, learnable(batch.collected)
         if not fresh:
@@ -168,6 +164,7 @@ class Session:
                 f"{len(collected) - len(fresh)} cut by rollout.max_seconds; {self.intake.failures()}"
             )
         use_threads(self.threads.learner)
+        self._self_test(batch)
         with self.timeline.span("learn"):
             try:
                 result = self.learner.update(
@@ -181,6 +178,22 @@ class Session:
                 raise
         reach("learned")
         return result
+
+    def _self_test(self, batch: UpdateBatch) -> None:
+        """Test the set-up on the first batch of this process, before anything is learned from it."""
+        if self._tested:
+            return
+        with self.timeline.span("self_test"):
+            found = run_self_test(
+                self.recipe, self.learner, batch, policy_version=self.progress.policy_version
+            )
+        self.store.record([self.event("self_test", found)])
+        if found["problem"]:
+            raise SelfTestError(
+                f"the self-test before update {batch.update} failed: {found['problem']}. Nothing was learned; mend the "
+                "set-up and resume the run"
+            )
+        self._tested = True
 
     def publish(self, update: int) -> list[Any]:
         """Serve the learner's weights as a new policy version; return the rows that say so."""

@@ -25,7 +25,7 @@ from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
-from hotpot.topology.engines import choose_threads, frozen_sampling, make_engine
+from hotpot.topology.engines import Threads, choose_threads, frozen_sampling, make_engine
 from hotpot.topology.halves import check_source, first_policy_version
 from hotpot.topology.history import History, changed_settings, last_recipe, read_history, write_recipe
 from hotpot.topology.ingredients import Ingredients, read_ingredients, read_reference, template_markup
@@ -35,7 +35,7 @@ from hotpot.topology.outcomes import read_outcomes
 from hotpot.topology.position import behind_the_marks
 from hotpot.topology.resuming import Resumption, Taking, check_same_experiment, take_up
 from hotpot.topology.run_state import RunState, made_of, surroundings
-from hotpot.topology.session import Progress, Session, Threads
+from hotpot.topology.session import Progress, Session
 from hotpot.topology.stopping import StopSignal
 from hotpot.types import Purpose, SamplingParams
 

@@ -1,0 +1,321 @@
+"""The step-0 self-test: is the set-up right, before anything is learned with it?
+
+::
+
+    first batch ──► masks: token by token against the steps
+                ──► agreement: the learner's log-probabilities against the sampler's
+    an engine of the same kind ──► publish: changed weights change what it says, the same ones do not
+
+Owns the three checks and the words on what differs. They are pure but for the engine they are given, which serves
+nobody else. Each returns a problem in words, empty where there is none.
+
+What it can't see: an engine that goes wrong later (``updates.logprob_difference_max`` shows that), or a wrong reward.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotpot.config import Recipe
+from hotpot.engine import Engine
+from hotpot.errors import EngineError
+from hotpot.experience import TrainingSequence
+from hotpot.learner import Learner
+from hotpot.learner.scoring import Scored, score_sequences
+from hotpot.models import Decoder, checksum
+from hotpot.topology.batch import UpdateBatch, learnable
+from hotpot.topology.engines import frozen_sampling, make_engine
+from hotpot.types import (
+    Generation,
+    GenerationRequest,
+    Purpose,
+    SampleKey,
+    SamplingParams,
+    StepRow,
+    Trajectory,
+)
+
+NUM_TRAJECTORIES = 8
+"""Trajectories whose tokens are scored; masks are checked on all."""
+
+PERTURBATION = 1.02
+"""Factor between the weights and the changed ones that are published for the test."""
+
+PROBE_TOKENS = 8
+_PROBE_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What the comparison of log-probabilities came to, in nats over ``num_tokens`` tokens."""
+
+    problem: str
+    num_tokens: int = 0
+    largest: float = 0.0
+    mean: float = 0.0
+
+
+def run_self_test(
+    recipe: Recipe, learner: Learner, batch: UpdateBatch, *, policy_version: int
+) -> dict[str, Any]:
+    """Make all checks on the first batch and return what the event ``self_test`` says: ``problem`` and the figures.
+
+    ``policy_version`` is the one that the learner's weights are served as. An engine of the recipe's kind is made for
+    the publishes, so that the run's own keeps its versions.
+    """
+    tolerance, sampling = recipe.run.self_test_tolerance, frozen_sampling(recipe)
+    agreed = check_agreement(learner, batch, policy_version=policy_version, tolerance=tolerance)
+    problem = check_masks(batch) or agreed.problem
+    if not problem:
+        small = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_concurrency": 1})})
+        engine = make_engine(small, learner.decoder, sampling, version=0)
+        try:
+            problem = check_publish(
+                engine, learner, batch.collected[0], sampling=sampling[Purpose.TRAINING], tolerance=tolerance
+            )
+        finally:
+            engine.close()
+    return {
+        "update": batch.update,
+        "problem": problem,
+        "num_trajectories": len(batch.trajectories),
+        "num_tokens_compared": agreed.num_tokens,
+        "logprob_difference_max": agreed.largest if np.isfinite(agreed.largest) else None,
+        "logprob_difference_mean": agreed.mean if np.isfinite(agreed.mean) else None,
+        "tolerance": tolerance,
+    }
+
+
+def check_masks(batch: UpdateBatch) -> str:
+    """Compare what is to be learned with the steps, token by token: masks true exactly on sampled tokens."""
+    parts = {(part.trajectory_id, part.segment): part for part in batch.sequences()}
+    for trajectory in learnable(batch.trajectories):
+        for segment, steps in itertools.groupby(trajectory.steps, key=lambda step: step.segment):
+            name = (trajectory.row.trajectory_id, segment)
+            if name not in parts:
+                return f"trajectory {name[0]}, segment {segment}: it is recorded, but not in the batch"
+            problem = _check_mask(parts[name], list(steps))
+            if problem:
+                return f"trajectory {name[0]}, segment {segment}: {problem}"
+    return ""
+
+
+def check_agreement(learner: Learner, batch: UpdateBatch, *, policy_version: int, tolerance: float) -> Agreed:
+    """Compare learner and sampler on some trajectories' tokens, as far as today's weights sampled them."""
+    parts = _some(
+        [
+            part
+            for part in batch.sequences()
+            if part.loss_mask.any() and not part.replayed and _is_of(part, policy_version)
+        ]
+    )
+    if not parts:
+        return Agreed(problem="")
+    scored = score_sequences(learner.decoder, parts, temperature=learner.temperature)
+    raw = learner.settings.old_logprobs == "recomputed"
+    gaps = [_gap(part, own, raw=raw) for part, own in zip(parts, scored, strict=True)]
+    everything = np.concatenate(gaps)
+    worst = max(range(len(gaps)), key=lambda index: _largest(gaps[index]))
+    found = Agreed(
+        problem="", num_tokens=len(everything), largest=_largest(everything), mean=float(everything.mean())
+    )
+    if found.largest <= tolerance:
+        return found
+    words = _disagreement(parts[worst], scored[worst], gaps[worst], raw=raw)
+    told = (
+        f"{words}; more than run.self_test_tolerance = {tolerance}. {_cause(batch, learner, parts, scored)}"
+    )
+    return replace(found, problem=told)
+
+
+def check_publish(
+    engine: Engine, learner: Learner, first: Trajectory, *, sampling: SamplingParams, tolerance: float
+) -> str:
+    """Publish changed weights and then the learner's own on ``engine``, which serves the latter and nobody.
+
+    Versions 1 and 2 are used up on it. Learner and its weights are not touched.
+    """
+    own, changed = learner.weights(), Decoder(learner.decoder.config)
+    changed.load_state_dict({name: tensor * PERTURBATION for name, tensor in own.items()})
+    other = {name: tensor.detach() for name, tensor in changed.state_dict().items()}
+    probe = _probe(engine, first, sampling)
+    before, sums = probe(0), [engine.info().checksum]
+    engine.publish(other, 1)
+    between = probe(1)
+    sums.append(engine.info().checksum)
+    engine.publish(own, 2)
+    after = probe(2)
+    sums.append(engine.info().checksum)
+    for what, found, wanted in (
+        ("changed weights", sums[1], checksum(other)),
+        ("the learner's weights", sums[2], checksum(own)),
+    ):
+        if found != wanted:
+            return (
+                f"after {what} (checksum {wanted}) were published the engine says it serves {found}: it goes on with "
+                "stale weights, or copies them wrongly"
+            )
+    if _same(before, between):
+        return (
+            "changed weights were published and the engine's log-probabilities did not change by a bit: it reports the "
+            "new weights and samples from stale ones"
+        )
+    if not _same(before, after):
+        return (
+            "the first weights were published again, and the engine's tokens or log-probabilities are not what they "
+            "were: it keeps something of the weights in between, such as cached keys and values"
+        )
+    return _of_changed(changed, first, between, tolerance)
+
+
+def _check_mask(part: TrainingSequence, steps: Sequence[StepRow]) -> str:
+    tokens = np.concatenate([piece for step in steps for piece in (step.prompt_tokens, step.sampled_tokens)])
+    lengths = [n for step in steps for n in (len(step.prompt_tokens), len(step.sampled_tokens))]
+    sampled = np.repeat(np.tile([False, True], len(steps)), lengths)
+    behaviour = np.zeros(len(tokens), np.float32)
+    behaviour[sampled] = np.concatenate([step.behaviour_logprobs for step in steps])
+    if len(part.tokens) != len(tokens):
+        return f"{len(part.tokens)} tokens are to be learned from, {len(tokens)} were recorded"
+    wrong = np.flatnonzero(part.tokens != tokens)
+    if len(wrong):
+        at = int(wrong[0])
+        return f"token {at} is {int(part.tokens[at])}, recorded was {int(tokens[at])}"
+    wrong = np.flatnonzero(part.loss_mask != sampled)
+    if len(wrong):
+        at = int(wrong[0])
+        says, was = ("sampled" if flags[at] else "given" for flags in (part.loss_mask, sampled))
+        shifted = next((by for by in (-1, 1) if np.array_equal(np.roll(sampled, by), part.loss_mask)), 0)
+        cause = f" (the mask is shifted by {shifted})" if shifted else ""
+        return f"the mask says of token {at} that it was {says}, the steps say it was {was}{cause}"
+    wrong = np.flatnonzero(part.behaviour_logprobs != behaviour)
+    if len(wrong):
+        at = int(wrong[0])
+        return (
+            f"token {at} has the behaviour log-probability {part.behaviour_logprobs[at]:.6f}, "
+            f"recorded was {behaviour[at]:.6f}"
+        )
+    return ""
+
+
+def _is_of(part: TrainingSequence, policy_version: int) -> bool:
+    return bool((part.token_policy_version[part.loss_mask] == policy_version).all())
+
+
+def _some(parts: Sequence[TrainingSequence]) -> list[TrainingSequence]:
+    places = np.unique(np.linspace(0, max(len(parts) - 1, 0), NUM_TRAJECTORIES).astype(int))
+    return [parts[place] for place in places] if parts else []
+
+
+def _recorded(part: TrainingSequence, *, raw: bool) -> NDArray[np.float64]:
+    values = part.model_logprobs if raw else part.behaviour_logprobs
+    return values[part.loss_mask].astype(np.float64)
+
+
+def _gap(part: TrainingSequence, own: Scored, *, raw: bool) -> NDArray[np.float64]:
+    gap: NDArray[np.float64] = np.abs(
+        (own.model_logprobs if raw else own.logprobs) - _recorded(part, raw=raw)
+    )
+    return np.where(np.isfinite(gap), gap, np.inf)
+
+
+def _largest(gap: NDArray[np.float64]) -> float:
+    return float(gap.max())
+
+
+def _disagreement(part: TrainingSequence, own: Scored, gap: NDArray[np.float64], *, raw: bool) -> str:
+    at = int(gap.argmax())
+    mine = (own.model_logprobs if raw else own.logprobs)[at]
+    return (
+        f"trajectory {part.trajectory_id}, segment {part.segment}, token {int(own.positions[at])} (id "
+        f"{int(part.tokens[own.positions[at]])}): the learner's log-probability is {mine:.6f}, the sampler's "
+        f"{_recorded(part, raw=raw)[at]:.6f}, {gap[at]:.3g} nats apart"
+    )
+
+
+def _cause(
+    batch: UpdateBatch, learner: Learner, parts: Sequence[TrainingSequence], scored: Sequence[Scored]
+) -> str:
+    """Return what most likely is wrong, in words."""
+    used = {step.temperature for trajectory in batch.collected for step in trajectory.steps}
+    if used != {learner.temperature} and learner.settings.old_logprobs == "recorded":
+        return (
+            f"Likely cause: the engine sampled at temperature {sorted(used)}, the learner computes at "
+            f"{learner.temperature}; give both sampling.training.temperature"
+        )
+    raw = [_gap(part, own, raw=True).mean() for part, own in zip(parts, scored, strict=True)]
+    if max(raw) < 1e-3:
+        return (
+            "Likely cause: at temperature 1 both agree, so temperature or filters are applied on one side only "
+            "(top_p, top_k, repetition_penalty need learner.old_logprobs = 'recomputed')"
+        )
+    return (
+        "Likely cause: the engine serves other weights than the learner's (stale or another model), or computes another "
+        "architecture or precision"
+    )
+
+
+def _probe(engine: Engine, first: Trajectory, sampling: SamplingParams) -> Callable[[int], Generation]:
+    prompt = first.steps[0].prompt_tokens
+    room = engine.info().max_context_tokens - len(prompt)
+
+    def ask(number: int) -> Generation:
+        engine.submit(
+            GenerationRequest(
+                request_id=f"self-test:{number}",
+                session_id=f"self-test:{number}",
+                prompt=prompt,
+                stop_tokens=(),
+                max_tokens=min(PROBE_TOKENS, room),
+                purpose=Purpose.TRAINING,
+                sampling=sampling,
+                key=SampleKey(seed=0, issue=0, sample=0, step=0),
+            )
+        )
+        for _ in range(_PROBE_STEPS):
+            answers = engine.step()
+            if answers:
+                return answers[0]
+        raise EngineError(
+            f"the engine gave no answer to the self-test in {_PROBE_STEPS} steps; look at the engine, or set "
+            "run.self_test = false"
+        )
+
+    return ask
+
+
+def _same(one: Generation, other: Generation) -> bool:
+    return bool(
+        np.array_equal(one.tokens, other.tokens) and np.array_equal(one.model_logprobs, other.model_logprobs)
+    )
+
+
+def _of_changed(changed: Decoder, first: Trajectory, answer: Generation, tolerance: float) -> str:
+    prompt = first.steps[0].prompt_tokens
+    tokens = np.concatenate([prompt, answer.tokens]).astype(np.int32)
+    mask = np.arange(len(tokens)) >= len(prompt)
+    zeros = np.zeros(len(tokens), np.float32)
+    part = TrainingSequence(
+        trajectory_id="self-test",
+        group_id="self-test",
+        segment=0,
+        tokens=tokens,
+        loss_mask=mask,
+        behaviour_logprobs=zeros,
+        model_logprobs=zeros,
+        token_policy_version=np.where(mask, 1, -1).astype(np.int32),
+        reward=0.0,
+    )
+    own = score_sequences(changed, [part], temperature=1.0)[0].model_logprobs
+    gap = np.abs(own - answer.model_logprobs)
+    at = int(gap.argmax())
+    if gap[at] <= tolerance:
+        return ""
+    return (
+        f"changed weights were published, and of the {at}. token sampled with them the engine says {answer.model_logprobs[at]:.6f}, "
+        f"their model {own[at]:.6f}: more than run.self_test_tolerance = {tolerance} apart; it serves other weights than it "
+        "was given"
+    )
