@@ -2,8 +2,9 @@
 
 ::
 
-    sequences ─► checks ─► pieces ─► advantages, by group id or ─► batch (fixed order, hash)
-                                     from the critic's values          │
+    sequences ─► checks ─► pieces ─► advantages ─► batch (fixed order, hash)
+                  (by group id, or from the critic's   │
+                   values before the update)           │
                   first pass: log-probabilities at the starting weights
                   (no gradient; the first minibatch's come from its own training pass)
                                                        │
