@@ -121,3 +121,14 @@ def test_a_trajectory_without_sampled_tokens_has_no_estimates() -> None:
     empty = dataclasses.replace(make_sequence(), loss_mask=np.zeros_like(make_sequence().loss_mask))
     [state] = states = piece_states([empty], "step")
     assert len(estimate(states, [np.zeros(0)], discount=1.0, gae_lambda=1.0)[state.key].advantages) == 0
+
+
+def test_what_stands_under_the_mask_changes_nothing_by_a_bit() -> None:
+    whole = long_sequence(truncated=True)
+    spoilt = dataclasses.replace(whole, rewards=np.where(whole.loss_mask, whole.rewards, np.nan))
+    found = []
+    for one in (whole, spoilt):
+        states = piece_states(cut_sequence(one, Cutting(segment_tokens=64, overlap=24)), "step")
+        estimates = estimate(states, random_values(states), discount=0.9, gae_lambda=0.8)
+        found.append(b"".join(e.advantages.tobytes() + e.returns.tobytes() for e in estimates.values()))
+    assert found[0] == found[1]

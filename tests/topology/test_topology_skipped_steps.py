@@ -93,7 +93,7 @@ def step(number: int) -> OptimizerStep:
     )
     return OptimizerStep(
         epoch=0, minibatch=number, loss=0.0, policy_loss=0.0, kl_loss=0.0, grad_norm=50.0, entropy=0.0,
-        statistics=LossStatistics(), num_trajectories=1, finding=found,
+        statistics=LossStatistics(), num_trajectories=1, hash="", finding=found,
     )  # fmt: skip
 
 

@@ -2,9 +2,9 @@
 
 ::
 
-    sequences ─► checks ─► pieces ─► advantages by group id, or ─► batch (fixed order, hash)
-                                   of the critic's values
-                                                       │
+    sequences ─► checks ─► pieces ─► advantages ─► batch (fixed order, hash)
+                  (by group id, or from the critic's   │
+                   values before the update)           │
                   first pass: log-probabilities at the starting weights
                   (no gradient; the first minibatch's come from its own training pass)
                                                        │
@@ -12,7 +12,8 @@
                                                        │
                                                   UpdateResult
 
-Owns the optimiser, its state and the critic, where there is one. Doesn't know who sampled the sequences, where they are stored or when it is called.
+Owns the optimiser, its state and the critic, where there is one. Doesn't know who sampled the sequences, where they are
+stored or when it is called.
 
 Invariants: the same inputs in the same process settings give the same bits; order of arrival changes nothing; a
 non-finite loss or gradient never reaches the weights; the weights change inside :meth:`Learner.update` and
