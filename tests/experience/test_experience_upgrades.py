@@ -14,6 +14,7 @@ from hotpot.config import StoreSection
 from hotpot.errors import RunFolderError
 from hotpot.experience import SCHEMAS, ExperienceStore, from_table, open_run, read_trajectories, to_table
 from hotpot.experience.maintenance import compact, copy_run
+from hotpot.experience.maintenance.export import export_manifest
 from hotpot.experience.records.upgrades import (
     NEW_COLUMNS,
     OLDEST_VERSION,
@@ -153,6 +154,35 @@ def test_a_compaction_changes_nothing_of_an_upgraded_run(stored, tmp_path):
         copied = pq.read_table(tmp_path / "copy" / name)
         assert copied.schema.equals(table.schema)
         assert copied.to_pylist() == table.to_pylist()
+
+
+@pytest.mark.parametrize("stored", CASES, indirect=True)
+def test_an_export_says_what_older_files_lack_and_what_stands_for_it(stored):
+    folder, _ = stored
+    continue_run(folder)
+    reader = open_run(folder)
+    exported = export_manifest(reader)
+    for name, entry in exported["tables"].items():
+        if not entry["files"]:
+            continue
+        with duckdb.connect() as database:
+            database.execute(
+                "CREATE VIEW raw AS SELECT * FROM read_parquet($paths, union_by_name = true)".replace(
+                    "$paths", repr([file["path"] for file in entry["files"]])
+                )
+            )
+            there = set(database.sql("FROM raw").columns)
+            columns = [(column["name"], column["in_older_rows"]) for column in entry["columns"]]
+            chosen = ", ".join(
+                f"{key if older is None else f'coalesce({key}, {older})' if key in there else older} AS {key}"
+                for key, older in columns
+            )
+            rows = f"FROM raw WHERE {exported['where']} ORDER BY {', '.join(exported['order_by'])}"
+            for key in (column["name"] for column in entry["columns"] if not column["nullable"]):
+                nulls = f"SELECT count(*) - count({key}) {rows.partition(' ORDER')[0]}"
+                assert database.sql(nulls).fetchall() == [(0,)]
+            found = database.sql(f"SELECT {chosen} {rows}").to_arrow_table()
+        assert found.to_pylist() == reader.table(name).to_pylist()
 
 
 def continue_run(folder):

@@ -26,6 +26,7 @@ from hotpot.experience.maintenance.ranges import pieces
 from hotpot.experience.maintenance.tables import data_files, folder_of
 from hotpot.experience.reading.reader import RunReader
 from hotpot.experience.records.schema import COLUMNS, SCHEMAS
+from hotpot.experience.records.upgrades import steps_from
 from hotpot.types import SCHEMA_VERSION, TABLES
 
 EXPORT_NAME = "hotpot-export.json"
@@ -119,6 +120,8 @@ def _table_entry(reader: RunReader, name: str) -> dict[str, Any]:
     folder = folder_of(reader.lake, name)
     files = data_files(reader.lake, name)
     handle = reader.lake.open_table(name)
+    # Files of an older schema version lack these; Delta's readers give null there, Hotpot's the value of the upgrade step.
+    later = {step.name: step.older.sql for step in steps_from(name, min(reader.manifest.schema_versions))}
     return {
         "files": [
             {
@@ -136,7 +139,8 @@ def _table_entry(reader: RunReader, name: str) -> dict[str, Any]:
             {
                 "name": column.name,
                 "arrow_type": str(column.arrow),
-                "nullable": column.nullable,
+                "nullable": column.nullable or column.name in later,
+                "in_older_rows": later.get(column.name),
                 "meaning": column.meaning,
                 "unit": column.unit,
             }
