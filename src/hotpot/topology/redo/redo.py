@@ -101,12 +101,13 @@ class _Doing:
     def over(self, number: int, changes: Changes) -> Redone:
         """Do update ``number`` over."""
         started, row = time.monotonic(), self._row(number)
+        terms = Terms.of(row)
         way = self._come_before(number)
         learner, batch = self._ready(row), rebuild_batch(self._reader, number)
         starting = (self._checksums.get(row.policy_version, ""), weights_checksum(learner))
         off_at, rewards = self._off_at, None
         if changes.any:
-            terms = Terms.of(row).under(changes.settings, self._recipe)
+            terms = terms.under(changes.settings, self._recipe)
             learner = self._learners.under(learner, terms)
             use_threads(terms.num_threads)
             if changes.reward is not None:
