@@ -22,14 +22,14 @@ from pathlib import Path
 import torch
 
 from hotpot.errors import ModelFilesError, UsageError
-from hotpot.experience import RunReader, from_table
+from hotpot.experience import RunReader
 from hotpot.learner import Learner, UpdateResult
 from hotpot.models import use_threads
 from hotpot.topology import rows
 from hotpot.topology.batch import UpdateBatch
 from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
 from hotpot.topology.history import last_recipe
-from hotpot.topology.rebuild import policy_checksums, rebuild_batch, relearn
+from hotpot.topology.rebuild import policy_checksums, rebuild_batch, recorded_update, relearn
 from hotpot.topology.redo.findings import Findings, compare_rows
 from hotpot.topology.redo.learners import Learners, weights_checksum
 from hotpot.topology.redo.rewards import RewardFindings, RewardFunction, compare_rewards, rewarded
@@ -77,7 +77,7 @@ def redo(folder: Path, updates: str, changes: Changes | None = None) -> Iterator
     changed can't be learned.
     """
     doing = _Doing(folder)
-    for number in wanted_updates(updates, list(doing.rows)):
+    for number in wanted_updates(updates, list(doing.parents)):
         with _threads_kept():
             yield doing.over(number, changes or Changes())
 
@@ -87,8 +87,8 @@ class _Doing:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._reader = folder, RunReader.open(folder)
-        recorded: list[UpdateRow] = from_table("updates", self._reader.table("updates"))
-        self.rows: Mapping[int, UpdateRow] = {row.update: row for row in recorded}
+        recorded = self._reader.table("updates", ["update", "parent_update"]).to_pylist()
+        self.parents: Mapping[int, int] = {row["update"]: row["parent_update"] for row in recorded}
         self._checksums = policy_checksums(self._reader)
         self._recipe = last_recipe(folder)
         model = self._recipe.get("model", {}).get("path")
@@ -100,19 +100,20 @@ class _Doing:
 
     def over(self, number: int, changes: Changes) -> Redone:
         """Do update ``number`` over."""
-        started, row = time.monotonic(), self.rows[number]
+        started, row = time.monotonic(), self._row(number)
+        terms = Terms.of(row)
         way = self._come_before(number)
         learner, batch = self._ready(row), rebuild_batch(self._reader, number)
         starting = (self._checksums.get(row.policy_version, ""), weights_checksum(learner))
         off_at, rewards = self._off_at, None
         if changes.any:
-            terms = Terms.of(row).under(changes.settings, self._recipe)
+            terms = terms.under(changes.settings, self._recipe)
             learner = self._learners.under(learner, terms)
             use_threads(terms.num_threads)
             if changes.reward is not None:
                 batch, rewards = rewarded(batch, changes.reward, self._reader, self._learners.tokenizer())
         result = _learned(learner, batch, row)
-        redone = _row(row, batch, result, weights_checksum(learner))
+        redone = _redone_row(row, batch, result, weights_checksum(learner))
         if not changes.any:
             self._arrive(row, redone.weights_checksum)
         return Redone(
@@ -131,23 +132,26 @@ class _Doing:
         while True:
             # A living run takes checkpoints away: the way is laid anew where one went meanwhile.
             kept = set(list_checkpoints(self._folder)) - lost
-            way = way_to(number, {update: row.parent_update for update, row in self.rows.items()}, kept)
+            way = way_to(number, self.parents, kept)
             before = (way.start, *way.updates[:-1])
             try:
                 better = self._off_at is not None and way.start >= self._off_at
                 if self._learner is None or self._at not in before or better:
-                    self._load(way.start, self.rows[way.updates[0]])
+                    self._load(way.start, self._row(way.updates[0]))
                 break
             except ModelFilesError:
                 if checkpoint_folder(self._folder, way.start).is_dir():
                     raise
                 lost.add(way.start)
         for update in before[before.index(self._at) + 1 :]:
-            row = self.rows[update]
+            row = self._row(update)
             learner = self._ready(row)
             _learned(learner, rebuild_batch(self._reader, update), row)
             self._arrive(row, weights_checksum(learner))
         return way
+
+    def _row(self, update: int) -> UpdateRow:
+        return recorded_update(self._reader, update)
 
     def _load(self, checkpoint: int, row: UpdateRow) -> None:
         terms = Terms.of(row)
@@ -180,7 +184,7 @@ def _learned(learner: Learner, batch: UpdateBatch, row: UpdateRow) -> UpdateResu
     return relearn(learner, batch, policy_version=row.policy_version, before=before)
 
 
-def _row(row: UpdateRow, batch: UpdateBatch, result: UpdateResult, checksum: str) -> UpdateRow:
+def _redone_row(row: UpdateRow, batch: UpdateBatch, result: UpdateResult, checksum: str) -> UpdateRow:
     """Return the row that ``result`` would be recorded with in the place of ``row``."""
     frame = rows.UpdateFrame(
         run_id=row.run_id,
