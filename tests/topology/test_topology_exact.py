@@ -105,7 +105,7 @@ def test_it_breaks_off_again_and_again(broken_at, run, whole) -> None:
     folder = broken_at("collected", 2)
     broken_at("resume_learned", resume=folder)
     broken_at("update_unrecorded", resume=folder)
-    broken_at("checkpoint_pointed", 2, resume=folder)
+    broken_at("checkpoint_pointed", resume=folder)
     run(*COMMON, resume=folder)
     assert learned(folder) == whole
     attempts = RunReader.open(folder).table("attempts", ["attempt_id"])["attempt_id"].to_pylist()
@@ -169,12 +169,12 @@ def test_another_environment_or_model_is_refused_with_the_difference(
     with monkeypatch.context() as patch:
         patch.setattr(ingredients, "load_environment", other)
         with pytest.raises(
-            RunFolderError, match=r"(?s)env version coin@.*param wrong: 0.0 -> -1.0.*accept_changed"
+            RunFolderError, match=r"(?s)reward version coin.reward@.*param wrong: 0.0 -> -1.0.*accept_changed"
         ):
             train(recipe(*more), resume=folder)
-        train(recipe(*more, 'checkpoint.accept_changed=["env", "reward"]'), resume=folder)
+        train(recipe(*more, 'checkpoint.accept_changed=["reward"]'), resume=folder)
     (told,) = events(folder, "resumed")
-    assert any(reason.startswith("env version was coin@") for reason in told["inexact_because"])
+    assert any(reason.startswith("reward version was coin.reward@") for reason in told["inexact_because"])
     with pytest.raises(RecipeError, match=r"model.path = .*a resume goes on from its checkpoints"):
         train(recipe(*more, f"model.path={checkpoint_folder(folder, 2)}"), resume=folder)
 

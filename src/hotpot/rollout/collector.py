@@ -258,13 +258,12 @@ class Rollout:
         again = one.number < self._settings.max_attempts
         if not one.company:
             tally(self.counts.failures, reason)
+            end = self._attempts.fail if again else self._attempts.drop
             with self._timeline.span("store"):
-                if again:
-                    self._attempts.fail(one.attempt_id, reason)
-                else:
-                    self._attempts.drop(
-                        one.attempt_id, f"gave up after {one.number} tries; the last: {reason}"
-                    )
+                end(
+                    one.attempt_id,
+                    reason if again else f"gave up after {one.number} tries; the last: {reason}",
+                )
         if again:
             work.waiting.appendleft(one.again())
         elif not one.company:
