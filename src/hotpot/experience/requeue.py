@@ -125,7 +125,7 @@ def accepted_from(reader: RunReader, trajectory_id: str) -> tuple[str, ...]:
     there = reader.sql(
         "SELECT trajectory_id FROM trajectories WHERE trajectory_id IN (SELECT unnest(?))", [names]
     )
-    return tuple(there.column("trajectory_id").to_pylist())
+    return tuple(str(name) for name in there.column("trajectory_id").to_pylist())
 
 
 def _refusals_of(reader: RunReader, trajectory_id: str) -> tuple[list[dict[str, Any]], set[str]]:
