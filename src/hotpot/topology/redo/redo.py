@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -89,7 +90,6 @@ class _Doing:
         self._folder, self._reader = folder, RunReader.open(folder)
         recorded = self._reader.table("updates", ["update", "parent_update"]).to_pylist()
         self.parents: Mapping[int, int] = {row["update"]: row["parent_update"] for row in recorded}
-        self._checksums = policy_checksums(self._reader)
         self._recipe = last_recipe(folder)
         model = self._recipe.get("model", {}).get("path")
         self._learners = Learners(folder, Path(model) if model else None)
@@ -97,6 +97,10 @@ class _Doing:
         self._terms: Terms | None = None
         self._at = 0
         self._off_at: int | None = None
+
+    @cached_property
+    def _checksums(self) -> Mapping[int, str]:
+        return policy_checksums(self._reader)
 
     def over(self, number: int, changes: Changes) -> Redone:
         """Do update ``number`` over."""
