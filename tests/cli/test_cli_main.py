@@ -24,7 +24,7 @@ def test_help_names_every_command_that_works_and_is_quick(capsys: pytest.Capture
         sys.stdout.write(f"\nhotpot --help: {time.perf_counter() - begin:.2f} s\n")
     assert done.returncode == 0
     listed = {line.split()[0] for line in done.stdout.split("Commands:")[1].splitlines() if line.strip()}
-    assert listed == {"train", "eval", "runs", "show", "sql", "lineage", "lake", "model", "env"}
+    assert listed == {"train", "replay", "eval", "runs", "show", "sql", "lineage", "lake", "model", "env"}
 
 
 def test_nothing_heavy_is_imported_before_a_command_runs() -> None:
