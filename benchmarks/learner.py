@@ -15,6 +15,7 @@ The last line is JSON; exits with 1 where a bound is missed. Needs the extra ``p
 ``learner_over_trl``        speed of learning one given batch, over TRL's: ours is all of ``Learner.update``, TRL's its training
                             steps and its pass for old log-probabilities, nothing else
 ``padding_share``           of the tokens our passes compute
+``cpu_over_trl``            the same by processor time, which other programs beside the run change less; no bound
 ``gae_over_…``              of ``learner_parts/gae.py``
 """
 
@@ -63,6 +64,11 @@ def main() -> None:
         "padding_share": tiny["padding_share"],
         "gae_over_torchrl": gae["gae_over_torchrl"],
         "gae_over_loop": gae["gae_over_loop"],
+        "cpu_over_trl": {
+            "tiny": tiny["cpu_over_trl"],
+            "smollm2": smollm2.get("cpu_over_trl"),
+            "learner": tiny["learner_cpu_over_trl"],
+        },
         "samples_per_s": {"tiny": tiny["samples_per_s"], "smollm2": smollm2.get("samples_per_s")},
         "threads": {"tiny": tiny["threads"], "smollm2": smollm2.get("threads")},
     }

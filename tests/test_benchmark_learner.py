@@ -26,18 +26,25 @@ def turns(parts: None) -> ModuleType:
     return turns
 
 
+def take(turns: Any, wall_s: float, cpu_s: float = 1.0) -> None:
+    """What the next iteration took."""
+    spent = sys.modules["learner_parts.turns"].Spent
+    turns.take(spent(wall_s, cpu_s))
+
+
 def play(turns: Any, seconds_of: dict[int, float]) -> list[int]:
     used = []
     while len(used) < turns.total:
         used.append(turns.threads)
-        turns.take(seconds_of[used[-1]])
+        take(turns, seconds_of[used[-1]])
     return used
 
 
 def test_each_count_is_tried_and_the_rounds_have_the_best(turns: ModuleType) -> None:
     side = turns.Turns(counts=(1, 2), rounds=3)
     assert play(side, {1: 1.0, 2: 0.75}) == [1, 1, 2, 1, 2, 2, 2, 2]
-    assert (side.best, side.tried, side.counted) == (2, {1: 1.0, 2: 0.75}, [0.75] * 3)
+    assert (side.best, side.tried) == (2, {1: 1.0, 2: 0.75})
+    assert [spent.wall_s for spent in side.counted] == [0.75] * 3
 
 
 def test_a_hopeless_count_is_tried_once(turns: ModuleType) -> None:
@@ -55,9 +62,9 @@ def test_one_core_leaves_nothing_to_try(turns: ModuleType) -> None:
 def test_speeds_are_compared_turn_by_turn(turns: ModuleType) -> None:
     ours, theirs = (turns.Turns(counts=(1,), rounds=3) for _ in range(2))
     for mine, other in ((9.0, 9.0), (1.0, 3.0), (2.0, 8.0), (1.0, 5.0)):
-        ours.take(mine)
-        theirs.take(other)
-    assert turns.times_as_fast(ours, theirs) == 4.0
+        take(ours, mine, cpu_s=0.5)
+        take(theirs, other)
+    assert turns.times_as_fast(ours, theirs) == (4.0, 2.0)
 
 
 def write_model(folder: Path, texts: list[str]) -> PolicyTokenizer:
@@ -129,6 +136,7 @@ def test_both_sides_do_the_same_work(parts: None, tmp_path: Path, monkeypatch: p
     assert seen == expected
     assert len(calls) == 3 * tiny.minibatches
     assert line["over_trl"] > 0
+    assert line["cpu_over_trl"] > 0
     assert line["threads"] == {"hotpot": 1, "trl": 1}
     assert 0 <= line["padding_share"] < 0.5
     learned = against.learning(tiny, tmp_path, 1)

@@ -9,7 +9,7 @@ from typing import Any
 from hotpot.models import use_threads
 from learner_parts.hotpot_side import Completion, HotpotSide
 from learner_parts.trl_side import Rollout, train
-from learner_parts.turns import TRIALS, Turns, thread_counts, times_as_fast
+from learner_parts.turns import TRIALS, Spent, Turns, thread_counts, times_as_fast
 from learner_parts.work import Work
 
 
@@ -18,8 +18,10 @@ def whole(work: Work, folder: Path, rounds: int, *, trials: int = TRIALS) -> dic
     side = HotpotSide(work)
     ours, theirs = _alternate(work, folder, rounds, trials, side)
     _show("iteration", ours, theirs)
+    by_wall, by_cpu = times_as_fast(ours, theirs)
     return {
-        "over_trl": round(times_as_fast(ours, theirs), 3),
+        "over_trl": round(by_wall, 3),
+        "cpu_over_trl": round(by_cpu, 3),
         "samples_per_s": {
             "hotpot": round(work.completions / ours.median, 2),
             "trl": round(work.completions / theirs.median, 2),
@@ -35,12 +37,13 @@ def learning(work: Work, folder: Path, rounds: int, *, trials: int = TRIALS) -> 
     completions = side.generate()
     sequences = side.sequences(completions)
 
-    def learn() -> float:
+    def learn() -> Spent:
         return side.timed(sequences)
 
     ours, theirs = _alternate(work, folder, rounds, trials, learn, rollout=_given(completions))
     _show("learning", ours, theirs)
-    return {"learner_over_trl": round(times_as_fast(ours, theirs), 3)}
+    by_wall, by_cpu = times_as_fast(ours, theirs)
+    return {"learner_over_trl": round(by_wall, 3), "learner_cpu_over_trl": round(by_cpu, 3)}
 
 
 def _alternate(
@@ -48,15 +51,15 @@ def _alternate(
     folder: Path,
     rounds: int,
     trials: int,
-    iterate: Callable[[], float],
+    iterate: Callable[[], Spent],
     rollout: Rollout | None = None,
 ) -> tuple[Turns, Turns]:
     """Return the turns of both; with ``rollout`` only TRL's learning counts."""
     counts = thread_counts()
     ours, theirs = (Turns(counts=counts, rounds=rounds, trials=trials) for _ in range(2))
 
-    def turn(seconds: float, learning_seconds: float) -> None:
-        theirs.take(seconds if rollout is None else learning_seconds)
+    def turn(iteration: Spent, its_learning: Spent) -> None:
+        theirs.take(iteration if rollout is None else its_learning)
         use_threads(ours.threads)
         ours.take(iterate())
         use_threads(theirs.threads)
@@ -82,6 +85,9 @@ def _given(completions: list[Completion]) -> Rollout:
 
 def _show(what: str, ours: Turns, theirs: Turns) -> None:
     for name, side in (("hotpot", ours), ("trl", theirs)):
-        tried = ", ".join(f"{count}: {seconds:.3f} s" for count, seconds in side.tried.items())
-        rounds = " ".join(f"{seconds:.3f}" for seconds in side.counted)
-        print(f"{what}, {name}: by threads {tried}; rounds with {side.best}: {rounds} s", flush=True)
+        tried = ", ".join(f"{seconds:.3f} s with {count}" for count, seconds in side.tried.items())
+        rounds = " ".join(f"{spent.wall_s:.3f} ({spent.cpu_s:.3f})" for spent in side.counted)
+        print(
+            f"{what}, {name}: threads tried: {tried or 'none'}; rounds with {side.best}: {rounds} s (processor)",
+            flush=True,
+        )

@@ -4,7 +4,6 @@ An iteration: the embedded engine generates, completions are decoded and rewarde
 published to the engine.
 """
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ from hotpot.learner import Learner, UpdateResult
 from hotpot.models import PolicyTokenizer, load_decoder
 from hotpot.rollout import Dialect
 from hotpot.types import Generation, GenerationRequest, Purpose, SampleKey, SamplingParams
+from learner_parts.turns import Spent
 from learner_parts.work import SEED, Work, reward
 
 SAMPLING = SamplingParams(temperature=1.0)
@@ -59,12 +59,12 @@ class HotpotSide:
         self.iteration = 0
         self.padding_shares: list[float] = []
 
-    def __call__(self) -> float:
-        """Do the next iteration, all of it; return its seconds."""
-        started = time.perf_counter()
+    def __call__(self) -> Spent:
+        """Do the next iteration, all of it; return what it took."""
+        started = Spent.now()
         self.learn(self.sequences(self.generate()))
         self.engine.publish(self.learner.weights(), self.engine.info().policy_version + 1)
-        return time.perf_counter() - started
+        return Spent.now() - started
 
     def prompt(self, index: int) -> np.ndarray:
         """Return the tokens of the work's prompt number ``index``, int32."""
@@ -109,11 +109,11 @@ class HotpotSide:
         )
         return result
 
-    def timed(self, sequences: list[TrainingSequence]) -> float:
-        """Learn ``sequences``; return the seconds."""
-        started = time.perf_counter()
+    def timed(self, sequences: list[TrainingSequence]) -> Spent:
+        """Learn ``sequences``; return what it took."""
+        started = Spent.now()
         self.learn(sequences)
-        return time.perf_counter() - started
+        return Spent.now() - started
 
     def _request(self, name: str, prompt: np.ndarray, issue: int, sample: int) -> GenerationRequest:
         return GenerationRequest(

@@ -5,7 +5,6 @@ fused AdamW, group-normalised rewards, a mean over tokens, the entropy of each t
 the end token is suppressed up to it. The trainer runs its own loop; after each iteration it hands the word over.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,42 +15,43 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
+from learner_parts.turns import Spent
 from learner_parts.work import Work, reward
 
 Rollout = Callable[[list[Any], Any], dict[str, Any]]
 
 
 class ClockedTrainer(GRPOTrainer):  # type: ignore[misc]
-    """GRPOTrainer that knows how long it generated and scored: all that is not learning.
+    """GRPOTrainer that knows what generating and scoring took: ``apart``, all that is not learning.
 
     The forward pass for old log-probabilities, which lies inside that, counts as learning.
     """
 
-    apart_s = 0.0
+    apart = Spent(0.0, 0.0)
     _inside = False
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        started, self._inside = time.perf_counter(), True
+        started, self._inside = Spent.now(), True
         found = super()._generate_and_score_completions(inputs)
-        self.apart_s += time.perf_counter() - started
+        self.apart += Spent.now() - started
         self._inside = False
         return found
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
+        started = Spent.now()
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._inside:
-            self.apart_s -= time.perf_counter() - started
+            self.apart -= Spent.now() - started
         return found
 
 
 class HandOver(TrainerCallback):  # type: ignore[misc]
-    """Calls ``turn`` with the seconds of each iteration, all of it and its learning; the time in there is not counted."""
+    """Calls ``turn`` with what each iteration took, all of it and its learning; the time in there is not counted."""
 
-    def __init__(self, minibatches: int, turn: Callable[[float, float], None]) -> None:
+    def __init__(self, minibatches: int, turn: Callable[[Spent, Spent], None]) -> None:
         self.minibatches, self.turn = minibatches, turn
         self.trainer: ClockedTrainer | None = None
-        self._started = 0.0
+        self._started = Spent.now()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Start the clock."""
@@ -61,14 +61,14 @@ class HandOver(TrainerCallback):  # type: ignore[misc]
         """Stop the clock where an iteration's last optimiser step was taken, hand over, and start it again."""
         if state.global_step % self.minibatches:
             return
-        seconds = time.perf_counter() - self._started
+        spent = Spent.now() - self._started
         assert self.trainer is not None
-        self.turn(seconds, seconds - self.trainer.apart_s)
+        self.turn(spent, spent - self.trainer.apart)
         self._restart()
 
     def _restart(self) -> None:
         assert self.trainer is not None
-        self.trainer.apart_s, self._started = 0.0, time.perf_counter()
+        self.trainer.apart_s, self._started = Spent.now(), Spent.now()
 
 
 def train(
@@ -76,10 +76,10 @@ def train(
     folder: Path,
     *,
     iterations: int,
-    turn: Callable[[float, float], None],
+    turn: Callable[[Spent, Spent], None],
     rollout: Rollout | None = None,
 ) -> None:
-    """Train for ``iterations``; ``turn`` is called after each with its seconds and those of its learning.
+    """Train for ``iterations``; ``turn`` is called after each with what it took and what its learning did.
 
     ``folder`` is the trainer's own. ``rollout`` takes the place of generation, as TRL's ``rollout_func``.
     """
