@@ -14,8 +14,8 @@ The last line is JSON; exits with 1 where a bound is missed. Needs the extra ``p
 ``samples_per_s_over_trl``  completions a second of a whole iteration, over TRL's, by model
 ``learner_over_trl``        speed of learning one given batch, over TRL's: ours is all of ``Learner.update``, TRL's its training
                             steps and its pass for old log-probabilities, nothing else
+``cpu_over_trl``            both by processor time, which other programs beside the run change less; no bound
 ``padding_share``           of the tokens our passes compute
-``cpu_over_trl``            the same by processor time, which other programs beside the run change less; no bound
 ``gae_over_…``              of ``learner_parts/gae.py``
 """
 

@@ -85,7 +85,9 @@ def make_smollm2(folder: Path, tiny: Path) -> None:
     """Write a model of SmolLM2-135M's shape with random weights, as transformers does, and ``tiny``'s tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(SEED)
     LlamaForCausalLM(LlamaConfig(**SMOLLM2)).save_pretrained(folder)
     for name, data in padded_tokenizer(PolicyTokenizer.load(tiny), SMOLLM2["vocab_size"]).files().items():
