@@ -112,7 +112,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     """Measure model ``name`` in this process; ``folder`` holds the models."""
     from learner_parts import turns
     from learner_parts.against import learning, whole
-    from learner_parts.work import Work, make_conversations, make_smollm2, make_tiny
+    from learner_parts.work import Work, make_openings, make_smollm2, make_tiny
 
     tiny = folder / "tiny"
     if not tiny.exists():
@@ -123,13 +123,13 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     rounds = min(ROUNDS, 2) if small else ROUNDS
     work = Work(
         folder=folder / name,
-        conversations=(),
+        openings=(),
         tasks=2 if small else 16,
         samples=4 if small else 8,
         length=16 if small else 48,
         minibatches=2 if small else 4,
     )
-    work = replace(work, conversations=make_conversations(4 * work.tasks))
+    work = replace(work, openings=make_openings(4 * work.tasks))
     line = whole(work, folder, rounds, trials=1 if small else turns.TRIALS)
     if not small:
         line |= learning(work, folder, rounds)

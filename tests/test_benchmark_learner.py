@@ -109,10 +109,10 @@ def test_both_sides_do_the_same_work(parts: None, tmp_path: Path, monkeypatch: p
     from learner_parts import against, trl_side, work
 
     monkeypatch.setattr(against, "thread_counts", lambda: (1,))
-    conversations = work.make_conversations(4)
-    write_model(tmp_path / "model", [message.content for opening in conversations for message in opening])
+    openings = work.make_openings(4)
+    write_model(tmp_path / "model", [message.content for opening in openings for message in opening.messages])
     tiny = work.Work(
-        folder=tmp_path / "model", conversations=conversations, tasks=2, samples=2, length=5, minibatches=2
+        folder=tmp_path / "model", openings=openings, tasks=2, samples=2, length=5, minibatches=2
     )
     seen: list[list[list[int]]] = []
     calls: list[int] = []

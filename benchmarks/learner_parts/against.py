@@ -16,7 +16,7 @@ from learner_parts.work import Work
 def whole(work: Work, folder: Path, rounds: int, *, trials: int = TRIALS) -> dict[str, Any]:
     """Measure whole iterations; return rates, their ratio, thread counts and the share of padding."""
     side = HotpotSide(work)
-    ours, theirs = _alternate(work, folder, rounds, trials, side)
+    ours, theirs = _alternate(side, folder, rounds, trials, side)
     _show("iteration", ours, theirs)
     by_wall, by_cpu = times_as_fast(ours, theirs)
     return {
@@ -40,14 +40,14 @@ def learning(work: Work, folder: Path, rounds: int, *, trials: int = TRIALS) -> 
     def learn() -> Spent:
         return side.timed(sequences)
 
-    ours, theirs = _alternate(work, folder, rounds, trials, learn, rollout=_given(completions))
+    ours, theirs = _alternate(side, folder, rounds, trials, learn, rollout=_given(completions))
     _show("learning", ours, theirs)
     by_wall, by_cpu = times_as_fast(ours, theirs)
     return {"learner_over_trl": round(by_wall, 3), "learner_cpu_over_trl": round(by_cpu, 3)}
 
 
 def _alternate(
-    work: Work,
+    side: HotpotSide,
     folder: Path,
     rounds: int,
     trials: int,
@@ -55,7 +55,8 @@ def _alternate(
     rollout: Rollout | None = None,
 ) -> tuple[Turns, Turns]:
     """Return the turns of both; with ``rollout`` only TRL's learning counts."""
-    counts = thread_counts()
+    work, counts = side.work, thread_counts()
+    prompts = [side.tokenizer.decode(side.prompt(index)) for index in range(len(work.openings))]
     ours, theirs = (Turns(counts=counts, rounds=rounds, trials=trials) for _ in range(2))
 
     def turn(iteration: Spent, its_learning: Spent) -> None:
@@ -67,7 +68,7 @@ def _alternate(
     use_threads(theirs.threads)
     with warnings.catch_warnings():  # what TRL and transformers warn of is theirs
         warnings.simplefilter("ignore")
-        train(work, folder / "trl", iterations=theirs.total, turn=turn, rollout=rollout)
+        train(work, folder / "trl", prompts, iterations=theirs.total, turn=turn, rollout=rollout)
     return ours, theirs
 
 

@@ -53,7 +53,7 @@ class HotpotSide:
             decoder.config,
             decoder.state_dict(),
             settings=EngineSection(max_concurrency=work.completions),
-            max_context_tokens=max(len(self.prompt(i)) for i in range(len(work.conversations))) + work.length,
+            max_context_tokens=max(len(self.prompt(i)) for i in range(len(work.openings))) + work.length,
             sampling={Purpose.TRAINING: SAMPLING},
         )
         self.iteration = 0
@@ -68,14 +68,15 @@ class HotpotSide:
 
     def prompt(self, index: int) -> np.ndarray:
         """Return the tokens of the work's prompt number ``index``, int32."""
-        return self._dialect.open(self.work.conversations[index])[1].tokens
+        opening = self.work.openings[index]
+        return self._dialect.open(opening.messages, opening.tools)[1].tokens
 
     def generate(self) -> list[Completion]:
         """Return the completions of the next iteration's prompts, in the order of these, samples of one together."""
         work, first = self.work, self.iteration * self.work.tasks
         requests = {}
         for issue in range(first, first + work.tasks):
-            prompt = self.prompt(issue % len(work.conversations))
+            prompt = self.prompt(issue % len(work.openings))
             for sample in range(work.samples):
                 name = f"{issue}.{sample}"
                 requests[name] = (issue, self._request(name, prompt, issue, sample))

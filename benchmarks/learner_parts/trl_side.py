@@ -74,6 +74,7 @@ class HandOver(TrainerCallback):  # type: ignore[misc]
 def train(
     work: Work,
     folder: Path,
+    prompts: Sequence[str],
     *,
     iterations: int,
     turn: Callable[[Spent, Spent], None],
@@ -81,7 +82,7 @@ def train(
 ) -> None:
     """Train for ``iterations``; ``turn`` is called after each with what it took and what its learning did.
 
-    ``folder`` is the trainer's own. ``rollout`` takes the place of generation, as TRL's ``rollout_func``.
+    ``folder`` is the trainer's own. ``prompts`` are the work's as text, markup and all. ``rollout`` takes the place of generation, as TRL's ``rollout_func``.
     """
     logging.disable_progress_bar()
     hand_over = HandOver(work.minibatches, turn)
@@ -90,12 +91,7 @@ def train(
         processing_class=AutoTokenizer.from_pretrained(work.folder, padding_side="left"),
         reward_funcs=score,
         args=settings(work, folder, iterations),
-        train_dataset=Dataset.from_list(
-            [
-                {"prompt": [{"role": m.role.value, "content": m.content} for m in conversation]}
-                for conversation in work.conversations
-            ]
-        ),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         callbacks=[hand_over],
         rollout_func=rollout,
     )
@@ -104,9 +100,9 @@ def train(
     trainer.train()
 
 
-def score(completions: Sequence[Sequence[dict[str, str]]], **_: Any) -> list[float]:
+def score(completions: Sequence[str], **_: Any) -> list[float]:
     """Return the reward of each completion."""
-    return [reward(messages[0]["content"]) for messages in completions]
+    return [reward(text) for text in completions]
 
 
 def settings(work: Work, folder: Path, iterations: int) -> GRPOConfig:

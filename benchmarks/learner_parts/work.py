@@ -12,7 +12,7 @@ from hotpot.config.load import load_recipe
 from hotpot.envs import load_environment
 from hotpot.models import PolicyTokenizer
 from hotpot.topology.warmstart import warmstart
-from hotpot.types import Message, Role, Split
+from hotpot.types import Message, Role, Split, ToolSpec
 
 RECIPE = "recipes/order_desk.toml"
 SEED = 301
@@ -33,12 +33,20 @@ SMOLLM2 = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What an agent is told first."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """One iteration: ``samples`` completions of ``length`` tokens for each of ``tasks`` prompts, learned once in
-    ``minibatches`` optimiser steps. ``conversations`` are all prompts, those of iteration i in turn."""
+    ``minibatches`` optimiser steps. ``openings`` are what all prompts are rendered from; each iteration has the next ones."""
 
     folder: Path
-    conversations: tuple[tuple[Message, ...], ...]
+    openings: tuple[Opening, ...]
     tasks: int
     samples: int
     length: int
@@ -50,19 +58,14 @@ class Work:
         """Completions of an iteration."""
         return self.tasks * self.samples
 
-    def prompts(self, iteration: int) -> tuple[tuple[Message, ...], ...]:
-        """Return the prompts of ``iteration`` (from 0), one a group."""
-        begin = iteration * self.tasks % len(self.conversations)
-        return self.conversations[begin : begin + self.tasks]
-
 
 def reward(text: str) -> float:
     """Return a number in [0, 1) that nearly any two texts differ in, so that every group can be learned from."""
     return zlib.crc32(text.encode()) / 2**32
 
 
-def make_conversations(count: int) -> tuple[tuple[Message, ...], ...]:
-    """Return the openings of ``count`` tasks of the order desk: system prompt and request."""
+def make_openings(count: int) -> tuple[Opening, ...]:
+    """Return the openings of ``count`` tasks of the order desk: system prompt, tools and request, as in a run."""
     environment = load_environment("order_desk", {})
     system = Message(role=Role.SYSTEM, content=environment.system_prompt())
     found = []
@@ -72,7 +75,7 @@ def make_conversations(count: int) -> tuple[tuple[Message, ...], ...]:
             observation = world.reset(environment.task(Split.TRAIN, SEED, index), index)
         finally:
             world.close()
-        found.append((system, *observation.messages))
+        found.append(Opening(messages=(system, *observation.messages), tools=observation.tools))
     return tuple(found)
 
 
