@@ -7,7 +7,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-gae bench-loop bench-replay bench-resume bench-store bench-store-faults
+.PHONY: demo test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-gae bench-learner bench-loop bench-replay bench-resume bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -86,6 +86,9 @@ bench-store: $(VENV)/.bench  ## The experience store at scale, and against other
 
 bench-store-faults: $(VENV)/.test  ## Kill the store's writer at every named place; what is lost, double or torn
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/store_faults.py
+
+bench-learner: $(VENV)/.parity  ## An iteration and its learning against TRL's GRPOTrainer; SMOLLM2_S=0 leaves the larger model out
+	$(BIN)/python benchmarks/learner.py
 
 bench-gae: $(VENV)/.bench  ## Advantages of a million action tokens, against a Python loop and TorchRL
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learner_parts/gae.py
