@@ -20,7 +20,7 @@ from hotpot.experience.gate.door import records_of
 from hotpot.experience.gate.gate import payload_json
 from hotpot.experience.gate.rules import OTHER_REASONS
 from hotpot.testing.records import make_fork, make_leases, make_trajectory
-from hotpot.types import StepRow, TrajectoryRow
+from hotpot.types import SCHEMA_VERSION, StepRow, TrajectoryRow
 
 VOCABULARY = 64
 BATCH = 40
@@ -217,7 +217,7 @@ def complaints(row, steps):
     total = sum(sum(step["reward_values"]) for step in steps)
     if not math.isclose(row["reward"], total, rel_tol=1e-6, abs_tol=1e-6):
         yield "reward"
-    if row["run_id"] != "run" or row["schema_version"] != 2:
+    if row["run_id"] != "run" or row["schema_version"] != SCHEMA_VERSION:
         yield "run"
     if row["num_sampled_tokens"] != sum(len(step["sampled_tokens"]) for step in steps):
         yield "sums"

@@ -410,6 +410,7 @@ OTHER_REASONS: dict[str, str] = {
     "not_storable": "a value that Arrow can't hold in its column, such as text that is no Unicode",
     "duplicate_id": "the same trajectory_id twice in one call",
     "fork": "a parent that is not on record, or that the fork does not continue",
+    "parent_unreadable": "a fork whose parent was looked for in a record that can't be read now; it can be requeued",
     "malformed": "a record of another program that can't be read: keys, columns, or values of the wrong type",
     "attempt": "an attempt id that was closed, belongs to the run's own sampler, or is not the trajectory's",
     "breaker_open": "not judged: its producer's records were mostly refused; it can be requeued",
