@@ -1,13 +1,10 @@
 """When values differ by no more than rounding: the one rule, for groups, batches and running moments alike.
 
 Whoever divides by a spread asks here first. Values without a spread carry no signal: what is made of them is 0, never
-rounding blown up to full size.
+rounding blown up to full size. The tolerance is the one by which replay knows groups without a signal.
 """
 
-EQUAL_REWARD_TOLERANCE = 1e-6
-"""Values count as equal where their spread is at most this times the largest magnitude, or this itself where magnitudes
-are below 1: float32 rounding of equal rewards stays under it, and dividing by a deviation that small would turn rounding
-into full-size advantages."""
+from hotpot.experience.replay.index import EQUAL_REWARD_TOLERANCE
 
 
 def is_rounding(spread: float, magnitude: float) -> bool:

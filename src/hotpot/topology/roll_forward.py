@@ -11,7 +11,7 @@ Invariant: the learner is left in the state of an update whose batch came out as
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotpot.errors import LearnerError
 from hotpot.experience import RunReader
@@ -56,10 +56,11 @@ def roll_forward(
         differences, good = _again(learner, reader, row, before + place, sums.get(row.new_policy_version))
         reach("rolled_forward")
         if not good:
-            learner, _ = roll_forward(make_learner, reader, rows[:place], before=before)
-            return learner, Rolled(
-                updates=tuple(rows[:place]), failed=row.update, differences=tuple(differences)
-            )
+            # Where kernels don't repeat themselves, what was as recorded a moment ago may not be so now.
+            learner, kept = roll_forward(make_learner, reader, rows[:place], before=before)
+            if kept.failed is not None:
+                return learner, kept
+            return learner, replace(kept, failed=row.update, differences=tuple(differences))
         rounding += [f"update {row.update}: {text}" for text in differences]
     return learner, Rolled(updates=tuple(rows), differences=tuple(rounding))
 

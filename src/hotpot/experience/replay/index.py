@@ -25,7 +25,9 @@ from hotpot.ids import first_try
 from hotpot.types import EndReason, Purpose, Split, Trajectory
 
 EQUAL_REWARD_TOLERANCE = 1e-6
-"""Rewards closer than this times the largest magnitude (at least 1) are equal, as in the learner's advantages."""
+"""Rewards count as equal where their spread is at most this times the largest magnitude, or this itself where magnitudes are
+below 1: float32 rounding of equal rewards stays under it, and dividing by a deviation that small would turn rounding into
+full-size advantages. The learner's advantages go by it too."""
 
 UNKNOWN_SEGMENT = -1
 """Log segment of a trajectory that was not in the lake when the index looked."""
