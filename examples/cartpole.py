@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hotpot.learner import masked
-from hotpot.learner.gae import PieceValues, gae
-from hotpot.learner.losses import LossInput, LossSettings, entropy, policy_loss
-from hotpot.learner.normalization import standardize
-from hotpot.learner.value_loss import ValueLossInput, value_loss
+from hotpot.learner.estimators.gae import PieceValues, gae
+from hotpot.learner.estimators.normalization import standardize
+from hotpot.learner.losses.policy_loss import LossInput, LossSettings, entropy, policy_loss
+from hotpot.learner.losses.value_loss import ValueLossInput, value_loss
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 4, 128, 4, 4
 LEARNING_RATE, DISCOUNT, GAE_LAMBDA = 2.5e-4, 0.99, 0.95

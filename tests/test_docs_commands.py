@@ -219,7 +219,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_are_named_exist(page: Path) -> None:
     """Beneath the repository, or as the text of the architecture names them: from the package or its room down."""
-    roots = (ROOT, ROOT / "src", ROOT / "src" / "hotpot", ROOT / "src" / "hotpot" / "experience")
+    package = ROOT / "src" / "hotpot"
+    roots = (ROOT, ROOT / "src", package, package / "experience", package / "learner")
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for name in re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|toml))\b", text):
         assert any((root / name).exists() for root in roots), (

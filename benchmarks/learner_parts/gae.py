@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotpot.learner.gae import ActionValues, token_gae
+from hotpot.learner.estimators.gae import ActionValues, token_gae
 
 TOKENS = int(os.environ.get("TOKENS", "1000000"))
 TURNS = int(os.environ.get("TURNS", "5"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotpot.config.recipe import EngineSection, LearnerSection
+from hotpot.config.sections import EngineSection, LearnerSection
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner, UpdateResult

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotpot.config.recipe import EngineSection
+from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.errors import EngineError
 from hotpot.models import Decoder, DecoderConfig

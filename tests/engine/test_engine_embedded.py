@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotpot.config.recipe import EngineSection
+from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.engine.sampler import Sampled, sample
 from hotpot.engine.stream import plan_stream

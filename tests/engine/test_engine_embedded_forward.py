@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotpot.config.recipe import EngineSection
+from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.engine.embedded_weights import PackedWeights
 from hotpot.errors import EngineError

@@ -15,7 +15,7 @@ from hotpot.experience.replay.flat import FlatBlock
 from hotpot.experience.replay.hot import Hot, good, kept
 from hotpot.experience.replay.index import SCHEMA, Index, lines_of
 from hotpot.experience.replay.keys import id_keys
-from hotpot.learner.advantages import Member, group_advantages
+from hotpot.learner.estimators.advantages import Member, group_advantages
 from hotpot.testing.records import make_group, make_trajectory
 
 ROUNDS = st.lists(

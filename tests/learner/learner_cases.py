@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from hotpot.experience.sequences.segments import TrainingSequence
-from hotpot.learner.advantages import Member, group_advantages
-from hotpot.learner.batches import Batch, build_batch
+from hotpot.learner.batches.batches import Batch, build_batch
+from hotpot.learner.estimators.advantages import Member, group_advantages
 from hotpot.models import Decoder, DecoderConfig
 
 VOCAB = 40

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotpot.errors import LearnerError
-from hotpot.learner.advantages import Member, group_advantages
+from hotpot.learner.estimators.advantages import Member, group_advantages
 from hotpot.learner.order import natural_key
 
 

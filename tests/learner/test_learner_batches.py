@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from learner_cases import VOCAB, batch_of, make_batch, make_sequence
 
 from hotpot.errors import LearnerError
-from hotpot.learner.batches import deal
-from hotpot.learner.checks import check_arrays, check_sequences
+from hotpot.learner.batches.batches import deal
+from hotpot.learner.update.checks import check_arrays, check_sequences
 
 
 def test_arrival_order_changes_nothing() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from learner_cases import make_batch, make_decoder, make_sequence
 
-from hotpot.config.recipe import LearnerSection
+from hotpot.config.sections import LearnerSection
 from hotpot.errors import ModelFilesError
 from hotpot.learner import Learner
 from hotpot.models import checksum, load_decoder

@@ -11,10 +11,10 @@ import torch
 from learner_cases import make_decoder, make_sequence
 
 from hotpot.config import Recipe
-from hotpot.config.recipe import LearnerSection
+from hotpot.config.sections import LearnerSection
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
-from hotpot.learner.shaping import RunningScales
+from hotpot.learner.update.shaping import RunningScales
 from hotpot.models import Decoder
 
 TEMPERATURE = 1.25

@@ -10,13 +10,13 @@ import torch
 from learner_cases import make_batch, make_decoder, make_sequence
 from test_learner_learner import plain_logprobs, recorded_by
 
-from hotpot.config.recipe import LearnerSection
+from hotpot.config.sections import LearnerSection
 from hotpot.errors import ModelFilesError
 from hotpot.experience import Cutting, cut_sequence
 from hotpot.learner import Learner
-from hotpot.learner.batches import deal
-from hotpot.learner.critic import Critic, state_values
-from hotpot.learner.states import piece_states
+from hotpot.learner.batches.batches import deal
+from hotpot.learner.batches.states import piece_states
+from hotpot.learner.scores.critic import Critic, state_values
 from hotpot.models import checksum
 
 KINDS = ["head", "separate"]

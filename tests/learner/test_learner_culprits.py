@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_cases import batch_of, make_batch, make_decoder
 
-from hotpot.config.recipe import LearnerSection
-from hotpot.learner import Learner, passes, steps
-from hotpot.learner.culprits import MAX_SEARCHED, Suspects, TokenValues, blame, find
-from hotpot.learner.findings import MAX_SEQUENCES, MAX_TOKENS, Finding
-from hotpot.learner.norm_watch import MIN_NORMS, WINDOW, NormWatch
+from hotpot.config.sections import LearnerSection
+from hotpot.learner import Learner
+from hotpot.learner.batches import passes
+from hotpot.learner.faults.culprits import MAX_SEARCHED, Suspects, TokenValues, blame, find
+from hotpot.learner.faults.findings import MAX_SEQUENCES, MAX_TOKENS, Finding
+from hotpot.learner.faults.norm_watch import MIN_NORMS, WINDOW, NormWatch
+from hotpot.learner.update import steps
 from hotpot.models import checksum
 
 

@@ -9,8 +9,8 @@ from learner_cases import VOCAB, batch_of, make_batch, make_decoder, make_sequen
 from transformers import AutoModelForCausalLM
 
 from hotpot.errors import LearnerError
-from hotpot.learner.forward import score
-from hotpot.learner.passes import cut, lay_out
+from hotpot.learner.batches.passes import cut, lay_out
+from hotpot.learner.scores.forward import score
 from hotpot.models import save_model
 
 

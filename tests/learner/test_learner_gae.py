@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, TrainingSequence, cut_sequence
-from hotpot.learner.gae import PieceValues, gae
-from hotpot.learner.merging import Merge, WindowEstimates, merge_estimates, own_advantages
+from hotpot.learner.estimators.gae import PieceValues, gae
+from hotpot.learner.estimators.merging import Merge, WindowEstimates, merge_estimates, own_advantages
 
 METHODS = ("mean", "nearest_centre", "last")
 

@@ -10,11 +10,12 @@ from learner_cases import batch_of, make_batch, make_decoder, make_sequence
 from test_learner_critic import awake, make_learner
 
 from hotpot.config import Recipe
-from hotpot.config.recipe import LearnerSection
+from hotpot.config.sections import LearnerSection
 from hotpot.experience import TrainingSequence
-from hotpot.learner import Learner, gradients
-from hotpot.learner.critic import Critic
-from hotpot.learner.kl_reward import divergences
+from hotpot.learner import Learner
+from hotpot.learner.scores.critic import Critic
+from hotpot.learner.scores.kl_reward import divergences
+from hotpot.learner.update import gradients
 from hotpot.models import checksum
 
 KINDS = ["head", "separate"]

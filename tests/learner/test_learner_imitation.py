@@ -6,7 +6,7 @@ import pytest
 import torch
 from learner_cases import make_batch, make_decoder
 
-from hotpot.config.recipe import WarmstartSection
+from hotpot.config.sections import WarmstartSection
 from hotpot.errors import LearnerError
 from hotpot.learner.imitation import imitate
 from hotpot.models import checksum

@@ -9,11 +9,11 @@ import pytest
 import torch
 from learner_cases import batch_of, make_batch, make_decoder, make_sequence
 
-from hotpot.config.recipe import LearnerSection
+from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.learner import Learner, NonFiniteError
-from hotpot.learner.batches import deal
-from hotpot.learner.replayed import importance
+from hotpot.learner.batches.batches import deal
+from hotpot.learner.update.replayed import importance
 from hotpot.models import checksum
 
 

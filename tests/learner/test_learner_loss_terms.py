@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotpot.learner import masked
-from hotpot.learner.divergence import ESTIMATORS, k1, k2, k3
-from hotpot.learner.losses import LossInput, LossSettings, entropy, policy_loss
-from hotpot.learner.weights import token_weights
+from hotpot.learner.losses.aggregation import token_weights
+from hotpot.learner.losses.divergence import ESTIMATORS, k1, k2, k3
+from hotpot.learner.losses.policy_loss import LossInput, LossSettings, entropy, policy_loss
 
 NAMES = ("new_logprobs", "old_logprobs", "advantages", "reference_logprobs", "entropy")
 PLAIN = {"clip_low": 0.2, "clip_high": 0.3}

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotpot.learner.divergence import k3
-from hotpot.learner.losses import LossInput, LossSettings, LossStatistics, entropy, policy_loss
-from hotpot.learner.weights import token_weights
+from hotpot.learner.losses.aggregation import token_weights
+from hotpot.learner.losses.divergence import k3
+from hotpot.learner.losses.policy_loss import LossInput, LossSettings, LossStatistics, entropy, policy_loss
 
 SETTINGS = LossSettings(clip_low=0.2, clip_high=0.3, kl_coefficient=0.05)
 ARRAYS = ("new_logprobs", "old_logprobs", "advantages", "reference_logprobs")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotpot.learner.advantages import Baseline, Member, group_advantages
-from hotpot.learner.normalization import Moments, Normalization, normalize
-from hotpot.learner.shaping import RunningScales
+from hotpot.learner.estimators.advantages import Baseline, Member, group_advantages
+from hotpot.learner.estimators.normalization import Moments, Normalization, normalize
+from hotpot.learner.update.shaping import RunningScales
 
 WAYS: tuple[Normalization, ...] = ("group", "batch", "running")
 BASELINES: tuple[Baseline, ...] = ("group_mean", "group_normalized", "rloo", "reinforce_pp")

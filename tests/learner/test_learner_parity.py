@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from hotpot.learner.advantages import Member, group_advantages
-from hotpot.learner.gae import ActionValues, token_gae
-from hotpot.learner.losses import LossInput, LossSettings, policy_loss
-from hotpot.learner.normalization import normalize
-from hotpot.learner.vtrace import vtrace
-from hotpot.learner.weights import token_weights
+from hotpot.learner.estimators.advantages import Member, group_advantages
+from hotpot.learner.estimators.gae import ActionValues, token_gae
+from hotpot.learner.estimators.normalization import normalize
+from hotpot.learner.estimators.vtrace import vtrace
+from hotpot.learner.losses.aggregation import token_weights
+from hotpot.learner.losses.policy_loss import LossInput, LossSettings, policy_loss
 
 pytestmark = [
     pytest.mark.slow,

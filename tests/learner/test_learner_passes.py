@@ -11,12 +11,12 @@ from learner_cases import VOCAB, batch_of, fork_of, make_batch, make_decoder, ma
 
 from hotpot.errors import LearnerError
 from hotpot.experience.sequences.segments import TrainingSequence
-from hotpot.learner import families
-from hotpot.learner.arrangement import PADDING_MULTIPLE
-from hotpot.learner.batches import Batch, deal
-from hotpot.learner.families import common_prefix
-from hotpot.learner.forward import score
-from hotpot.learner.passes import MicroBatch, cut, lay_out
+from hotpot.learner.batches import families
+from hotpot.learner.batches.arrangement import PADDING_MULTIPLE
+from hotpot.learner.batches.batches import Batch, deal
+from hotpot.learner.batches.families import common_prefix
+from hotpot.learner.batches.passes import MicroBatch, cut, lay_out
+from hotpot.learner.scores.forward import score
 
 BOTH = pytest.mark.parametrize("packing", ["padded", "packed"])
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from learner_cases import VOCAB, batch_of, fork_of, make_batch, make_decoder, make_sequence
 
-from hotpot.config.recipe import LearnerSection
+from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, cut_sequence, sequences
 from hotpot.learner import Learner, UpdateResult
-from hotpot.learner.checks import check_sequences
+from hotpot.learner.update.checks import check_sequences
 from hotpot.testing.records import make_trajectory
 
 MARKUP = Markup(ids=frozenset({1, 2}), ends=frozenset({2}))
@@ -120,7 +120,7 @@ def test_an_update_with_forks_equals_one_that_shares_nothing(sharing: str, monke
     outcomes = []
     for packing in (sharing, "none"):
         for name in ("PASS_OVERHEAD_TOKENS", "PREFIX_OVERHEAD_TOKENS"):
-            monkeypatch.setattr(f"hotpot.learner.families.{name}", 10**9 if packing == "none" else 0)
+            monkeypatch.setattr(f"hotpot.learner.batches.families.{name}", 10**9 if packing == "none" else 0)
         # In float64: the first step's rounding is in the weights of those behind it.
         learner = make_learner(
             make_decoder(max_context_tokens=256).double(), minibatches=3, learning_rate=1e-4,

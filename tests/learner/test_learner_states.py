@@ -8,7 +8,7 @@ import pytest
 from learner_cases import make_sequence
 
 from hotpot.experience import Cutting, TrainingSequence, cut_sequence
-from hotpot.learner.states import PieceStates, estimate, piece_states
+from hotpot.learner.batches.states import PieceStates, estimate, piece_states
 
 
 def long_sequence(seed: int = 0, *, truncated: bool = False, rewards: bool = True) -> TrainingSequence:

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotpot.learner.normalization import standardize
-from hotpot.learner.value_loss import ValueLossInput, explained_variance, value_loss
+from hotpot.learner.estimators.normalization import standardize
+from hotpot.learner.losses.value_loss import ValueLossInput, explained_variance, value_loss
 
 
 def draw(seed: int, size: int) -> dict[str, torch.Tensor]:

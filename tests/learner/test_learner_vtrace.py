@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotpot.errors import LearnerError
-from hotpot.learner.gae import ActionValues, token_gae, turn_gae
-from hotpot.learner.scan import scan_back
-from hotpot.learner.vtrace import vtrace
+from hotpot.learner.estimators.gae import ActionValues, token_gae, turn_gae
+from hotpot.learner.estimators.scan import scan_back
+from hotpot.learner.estimators.vtrace import vtrace
 
 UNIT = st.floats(0, 1)
 

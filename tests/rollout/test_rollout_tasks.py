@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotpot.config.recipe import TasksSection
+from hotpot.config.sections import TasksSection
 from hotpot.errors import RecipeError
 from hotpot.rollout import (
     EpisodePlan,

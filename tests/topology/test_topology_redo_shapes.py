@@ -10,7 +10,7 @@ from redo_cases import SHAPES, only_first, prove
 from hotpot.config import StoreSection
 from hotpot.experience import ExperienceStore, RunReader
 from hotpot.experience.maintenance import delete
-from hotpot.learner.steps import UpdateSteps
+from hotpot.learner.update.steps import UpdateSteps
 from hotpot.testing.records import (
     ENV_VERSION,
     PROMPT_VERSION,

@@ -11,7 +11,7 @@ import torch
 
 from hotpot.experience import open_run, read_trajectories, sequences
 from hotpot.learner import Member, group_advantages
-from hotpot.learner.batches import build_batch, deal
+from hotpot.learner.batches.batches import build_batch, deal
 from hotpot.models import load_decoder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reference_loop.py"

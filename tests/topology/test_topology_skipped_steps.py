@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from hotpot.experience import open_run
-from hotpot.learner import NonFiniteError, OptimizerStep, steps
-from hotpot.learner.findings import Finding
-from hotpot.learner.losses import LossStatistics
-from hotpot.learner.norm_watch import NormWatch
+from hotpot.learner import NonFiniteError, OptimizerStep
+from hotpot.learner.faults.findings import Finding
+from hotpot.learner.faults.norm_watch import NormWatch
+from hotpot.learner.losses.policy_loss import LossStatistics
+from hotpot.learner.update import steps
 from hotpot.metrics import metric, sql
 from hotpot.topology.evidence import Evidence
 

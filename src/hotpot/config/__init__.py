@@ -3,7 +3,8 @@
 ``recipe`` the models and their defaults · ``load`` TOML and overrides into a Recipe · ``plan`` the sizes derived from it
 """
 
-from hotpot.config.recipe import (
+from hotpot.config.recipe import Recipe
+from hotpot.config.sections import (
     CheckpointSection,
     DebugSection,
     EngineSection,
@@ -13,7 +14,6 @@ from hotpot.config.recipe import (
     LearnerSection,
     ModelSection,
     PromptSection,
-    Recipe,
     ReplaySection,
     RolloutSection,
     RunSection,

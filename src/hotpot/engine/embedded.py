@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotpot.config.recipe import EngineSection
+from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded_attention import StreamAttention
 from hotpot.engine.embedded_cache import SlotCache
 from hotpot.engine.embedded_forward import forward, rotary_table

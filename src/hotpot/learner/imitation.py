@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from hotpot.config.recipe import WarmstartSection
+from hotpot.config.sections import WarmstartSection
 from hotpot.errors import LearnerError
 from hotpot.experience.sequences.segments import TrainingSequence
-from hotpot.learner.batches import BatchSequence, make_member
-from hotpot.learner.forward import score
-from hotpot.learner.passes import lay_out
+from hotpot.learner.batches.batches import BatchSequence, make_member
+from hotpot.learner.batches.passes import lay_out
+from hotpot.learner.scores.forward import score
 from hotpot.models import Decoder
 
 

@@ -28,30 +28,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotpot.config.recipe import LearnerSection
+from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
 from hotpot.ids import canonical_json
 from hotpot.learner import checkpoint
-from hotpot.learner.advantages import Advantages, Member
-from hotpot.learner.batches import Batch, build_batch
-from hotpot.learner.checks import (
+from hotpot.learner.batches.batches import Batch, build_batch
+from hotpot.learner.batches.passes import pass_tokens
+from hotpot.learner.batches.states import PieceEstimates, PieceKey, estimate, piece_states
+from hotpot.learner.estimators.advantages import Advantages, Member
+from hotpot.learner.faults.norm_watch import NormWatch
+from hotpot.learner.scores.critic import Critic, state_values
+from hotpot.learner.scores.kl_reward import Divergences, costs, divergences
+from hotpot.learner.update.checks import (
     check_arrays,
     check_reference,
     check_sequences,
     check_skips,
     check_versions,
 )
-from hotpot.learner.critic import Critic, state_values
-from hotpot.learner.kl_reward import Divergences, costs, divergences
-from hotpot.learner.norm_watch import NormWatch
-from hotpot.learner.passes import pass_tokens
-from hotpot.learner.reporting import update_result
-from hotpot.learner.results import OptimizerStep, UpdateResult
-from hotpot.learner.shaping import RunningScales, shaped_advantages, shaped_batch
-from hotpot.learner.states import PieceEstimates, PieceKey, estimate, piece_states
-from hotpot.learner.steps import UpdateSteps
-from hotpot.learner.terms import UpdateTerms, kernels, settings_text
+from hotpot.learner.update.reporting import update_result
+from hotpot.learner.update.results import OptimizerStep, UpdateResult
+from hotpot.learner.update.shaping import RunningScales, shaped_advantages, shaped_batch
+from hotpot.learner.update.steps import UpdateSteps
+from hotpot.learner.update.terms import UpdateTerms, kernels, settings_text
 from hotpot.models import Decoder, Weights, checksum
 
 
@@ -129,7 +129,7 @@ class Learner:
         their statistics are reported), whole: the learner cuts
         them where the settings say so. ``policy_version``: the version of the weights as they stand now. ``peers``:
         members of the sequences' groups that are not learned from now but count in the baseline. Sequences marked
-        ``replayed`` are weighed as in :mod:`hotpot.learner.replayed`.
+        ``replayed`` are weighed as in :mod:`hotpot.learner.update.replayed`.
 
         Raises :class:`LearnerError` where a sequence cannot be learned from, :class:`NonFiniteError` with the update as
         far as it came where ``max_skipped_in_a_row`` optimiser steps were skipped one after the other.

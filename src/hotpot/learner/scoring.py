@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from hotpot.experience import TrainingSequence
-from hotpot.learner.batches import make_member
-from hotpot.learner.forward import score
-from hotpot.learner.passes import PASS_TOKENS, cut
+from hotpot.learner.batches.batches import make_member
+from hotpot.learner.batches.passes import PASS_TOKENS, cut
+from hotpot.learner.scores.forward import score
 from hotpot.models import Decoder
 
 

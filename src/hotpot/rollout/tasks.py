@@ -16,7 +16,7 @@ Invariant: a group is one issue, and an issue is one task of one environment.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from hotpot.config.recipe import TasksSection
+from hotpot.config.sections import TasksSection
 from hotpot.errors import EnvironmentSpecError
 from hotpot.rollout.draws import chance, shuffled
 from hotpot.rollout.mix import ONLY, Mix, MixedEnvironment

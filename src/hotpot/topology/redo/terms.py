@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hotpot.config.load import build_recipe, parse_override
-from hotpot.config.recipe import LearnerSection
+from hotpot.config.sections import LearnerSection
 from hotpot.errors import RecipeError, UsageError
 from hotpot.types import UpdateRow
 

@@ -1,0 +1,66 @@
+"""The run as a whole: its loop, its checkpoints, its halves."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from hotpot.config.sections.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+
+class RunSection(Section):
+    """The run as a whole."""
+
+    id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
+    """Id of the run and name of its folder; by default the recipe's name and the time."""
+    folder: Path = Path("runs")
+    """Folder that holds the run folders."""
+    seed: NonNegativeInt = 0
+    """Seed of everything random in the run: tasks, sampling, minibatch order."""
+    deterministic: bool = False
+    """Same seed, same bits on the same kind of machine: one thread, no decision that hangs on the clock."""
+    threads: NonNegativeInt = 0
+    """Threads for tensor computation; 0 takes the count measured best for the model (see docs/performance.md)."""
+    trace: bool = True
+    """Write trace.json, which Perfetto opens."""
+    self_test: bool = True
+    """Test the set-up on the first batch of every start and resume, before anything is learned from it."""
+    self_test_tolerance: PositiveFloat = 1e-3
+    """Largest |learner - sampler| log-probability in nats that the self-test takes for rounding."""
+
+
+class TopologySection(Section):
+    """Who waits for whom."""
+
+    kind: Literal["sync"] = "sync"
+    """``sync``: collect, learn, publish, in turn."""
+    updates: PositiveInt = 60
+    """Updates in the run."""
+    max_seconds: PositiveFloat | None = None
+    """Wall time after which no further update begins; the final evaluation still runs."""
+
+
+class CheckpointSection(Section):
+    """Weights and optimiser state on disk."""
+
+    every_updates: NonNegativeInt = 10
+    """Updates between checkpoints; 0 keeps only the last one."""
+    keep: PositiveInt = 3
+    """Checkpoints kept besides the first and the last."""
+    accept_changed: tuple[Literal["env", "reward", "prompt"], ...] = ()
+    """Versions that may be others in a resume although no setting asks for it (the environment's code or data changed)."""
+
+
+class DebugSection(Section):
+    """Ways to run one half of the loop."""
+
+    mode: Literal["train", "rollout_only", "learn_from_record"] = "train"
+    """Everything; or collect and store without learning; or learn from the stored trajectories of source_run."""
+    source_run: Path | None = None
+    """Run folder whose training trajectories learn_from_record uses."""
+
+    @model_validator(mode="after")
+    def _source_belongs_to_mode(self) -> Self:
+        if (self.mode == "learn_from_record") != (self.source_run is not None):
+            raise ValueError("debug.source_run is set exactly when debug.mode is learn_from_record")
+        return self

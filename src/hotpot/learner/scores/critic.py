@@ -1,0 +1,111 @@
+"""The critic: a number for each state, the return the policy is expected to earn from there on.
+
+Owns the value head, where it reads its hidden states, and the values of many states at once. Knows no loss, no advantage
+and no optimiser.
+
+``head``      a linear map on the policy's own hidden states; its gradient goes into the policy's decoder
+``separate``  the same on a decoder of its own, which starts as a copy of the policy the run began with
+
+The state of the token at position t is the context before it, read from the hidden state at t - 1, as its
+log-probability is: what a value knows is exactly what the policy knew when it chose the token.
+
+Invariant: a new critic says 0 of every state, whatever the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hotpot.learner.batches.arrangement import Packing
+from hotpot.learner.batches.batches import BatchSequence, make_member
+from hotpot.learner.batches.passes import MicroBatch, cut
+from hotpot.learner.batches.states import PieceStates
+from hotpot.learner.scores.forward import hidden_states
+from hotpot.models import Decoder
+
+CriticKind = Literal["head", "separate"]
+
+
+class Critic(nn.Module):
+    """A value head, on a decoder of its own or on the policy's hidden states."""
+
+    def __init__(self, policy: Decoder, kind: CriticKind) -> None:
+        super().__init__()
+        self.head = nn.Linear(policy.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.decoder: Decoder | None = None
+        if kind == "separate":
+            self.decoder = Decoder(policy.config)
+            self.decoder.load_state_dict(policy.state_dict())
+
+    def values(self, micro: MicroBatch, policy_hidden: Tensor | None) -> Tensor:
+        """Return the value of the state before each loss token of ``micro``, float32 ``[k]``, with gradient.
+
+        ``policy_hidden`` float ``[k, hidden_size]``: the policy's hidden states at the same places, read only where the
+        critic has no decoder of its own.
+        """
+        if self.decoder is not None:
+            hidden = hidden_states(self.decoder, micro)
+        elif policy_hidden is not None:
+            hidden = policy_hidden
+        else:
+            raise ValueError("a value head reads the policy's hidden states; give them")
+        values: Tensor = self.head(hidden)
+        return values[:, 0].float()
+
+
+@torch.no_grad()
+def state_values(
+    critic: Critic, policy: Decoder, states: Sequence[PieceStates], *, max_tokens: int, packing: Packing
+) -> list[NDArray[np.float64]]:
+    """Return the values of each piece's states, float64 ``[k]``, the final one last where it has one, without gradient.
+
+    Passes hold at most ``max_tokens`` tokens each, padding included.
+    """
+    members: list[BatchSequence] = []
+    rows: list[slice] = []
+    size = 0
+    for state in states:
+        rows.append(slice(size, size + state.num_values))
+        size += state.num_values
+        if state.num_values:
+            members.append(_asking(state, owner=len(members), start=rows[-1].start))
+    found = np.zeros(size)
+    reader = policy if critic.decoder is None else critic.decoder
+    for micro in cut(members, max_tokens=max_tokens, packing=packing):
+        hidden = hidden_states(reader, micro)
+        found[micro.flat] = critic.head(hidden)[:, 0].double().numpy()
+    return [found[part] for part in rows]
+
+
+def clip_gradients(policy: Decoder, critic: Critic | None, limit: float) -> list[float]:
+    """Clip gradient norms to ``limit``; return them as they were before.
+
+    One norm of all, or two where the critic has a decoder of its own: the policy's, then the critic's.
+    """
+    together = [list(policy.parameters())]
+    if critic is not None and critic.decoder is None:
+        together[0] += critic.parameters()
+    elif critic is not None:
+        together.append(list(critic.parameters()))
+    return [float(torch.nn.utils.clip_grad_norm_(parameters, limit)) for parameters in together]
+
+
+def _asking(state: PieceStates, *, owner: int, start: int) -> BatchSequence:
+    """Return the piece as a member whose "loss tokens" are those whose state is asked for.
+
+    The state behind the last token is that of a token which was never sampled: one is put there, and never read.
+    """
+    piece = state.piece
+    behind = int(state.final)
+    mask = np.zeros(len(piece.tokens) + behind, dtype=np.bool_)
+    mask[state.places] = True
+    mask[len(piece.tokens) :] = True
+    tokens = np.append(piece.tokens, np.zeros(behind, piece.tokens.dtype))
+    return make_member(replace(piece, tokens=tokens, loss_mask=mask), advantage=0.0, owner=owner, start=start)

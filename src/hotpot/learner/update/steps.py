@@ -1,0 +1,272 @@
+"""The optimiser steps of one update: first pass, minibatches, passes, the finite check, the step itself.
+
+Owns what happens between a batch and its optimiser steps. Decides nothing about rates, counters or when to give up.
+
+The first pass gives every loss token's log-probability at the weights the update starts from. It runs without
+gradient and leaves the first minibatch out: that one's own training pass has those very weights.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotpot.config.sections import LearnerSection
+from hotpot.learner import masked
+from hotpot.learner.batches.batches import Batch, BatchSequence
+from hotpot.learner.batches.passes import MicroBatch, cut, pass_tokens
+from hotpot.learner.faults.culprits import CriticValues, Suspects, TokenValues, find
+from hotpot.learner.faults.findings import Finding
+from hotpot.learner.faults.norm_watch import NormWatch
+from hotpot.learner.losses.policy_loss import LossInput, LossSettings, policy_loss
+from hotpot.learner.losses.value_loss import explained_variance
+from hotpot.learner.scores.critic import Critic
+from hotpot.learner.scores.forward import TokenScores, score
+from hotpot.learner.update.gradients import Gradients
+from hotpot.learner.update.minibatches import Minibatch, plan
+from hotpot.learner.update.pass_loss import PassLoss, StepSums, judge
+from hotpot.learner.update.replayed import Decoupled, Replayed, importance
+from hotpot.learner.update.results import Agreement, OptimizerStep
+from hotpot.models import Decoder
+
+
+class UpdateSteps:
+    """The optimiser steps of one batch.
+
+    ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights, at the training temperature and
+    at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``: which loss tokens are.
+    ``pass_tokens`` bounds a pass. A ``critic`` is the one the batch was estimated with.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        optimizer: torch.optim.Optimizer,
+        settings: LearnerSection,
+        batch: Batch,
+        *,
+        temperature: float,
+        reference: Decoder | None,
+        seed: int,
+        update: int,
+        policy_version: int,
+        watch: NormWatch,
+        critic: Critic | None = None,
+    ) -> None:
+        self._watch = watch
+        self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
+        self._critic = critic
+        self._gradients = Gradients(decoder, critic, max_norm=settings.max_grad_norm)
+        self._settings, self._batch, self._temperature = settings, batch, temperature
+        self._loss_settings = _loss_settings(settings)
+        self._sequences = batch.sequence_numbers
+        self.pass_tokens = pass_tokens(
+            [member.sequence for member in batch.sequences], most=settings.micro_batch_tokens
+        )
+        self.first = np.zeros(batch.num_loss_tokens)
+        self.first_model = np.zeros(batch.num_loss_tokens)
+        self._recompute = settings.old_logprobs == "recomputed"
+        self.replayed = Replayed.of(batch)
+        self._decoupled = Decoupled.of(batch, settings, policy_version)
+        self._reference_logprobs: NDArray[np.float64] | None = None
+        self._plan = plan(batch, settings, seed=seed, update=update, max_tokens=self.pass_tokens)
+
+    def run(self) -> Iterator[OptimizerStep]:
+        """Take the optimiser steps one by one; each is yielded after it was taken or skipped.
+
+        Steps in which only the critic learns come last; of them only the skipped ones are yielded.
+        """
+        if not self._batch.sequences:
+            return
+        self._first_pass()
+        for minibatch in (minibatch for epoch in self._plan for minibatch in epoch):
+            step = self._step(minibatch)
+            if step.skipped or minibatch.epoch < self._settings.epochs:
+                yield step
+
+    @property
+    def old(self) -> NDArray[np.float64]:
+        """Log-probabilities in the ratio's denominator, float64 ``[N]``."""
+        recorded = self.first if self._recompute else self._batch.behaviour_logprobs
+        return self._decoupled.old(recorded, self.first)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether :attr:`old` is recomputed anywhere."""
+        return self._recompute or self._decoupled.any
+
+    @cached_property
+    def explained_variance(self) -> float | None:
+        """Share of the returns' variance over loss tokens that the critic's values explain; None without a critic."""
+        values, returns = self._batch.values, torch.from_numpy(self._batch.returns)
+        if values is None:
+            return None
+        everything = torch.ones_like(returns, dtype=torch.bool)
+        return explained_variance(torch.from_numpy(values), returns, everything)
+
+    @cached_property
+    def num_padding(self) -> int:
+        """Padding tokens in one pass over the batch."""
+        return sum(micro.num_padding for minibatch in self._plan[0] for micro in minibatch.micros)
+
+    @cached_property
+    def num_shared(self) -> int:
+        """Tokens that one pass over the batch computes once for several rows."""
+        return sum(micro.num_shared for minibatch in self._plan[0] for micro in minibatch.micros)
+
+    def agreement(self, fresh: NDArray[np.bool_]) -> Agreement:
+        """Compare the first pass with what the sampler recorded, over the loss tokens ``fresh`` bool ``[N]``."""
+        if self._recompute:
+            difference = np.abs(self.first_model - self._batch.model_logprobs)
+        else:
+            difference = np.abs(self.first - self._batch.behaviour_logprobs)
+        mask = torch.from_numpy(fresh & np.isfinite(difference))
+        values = torch.from_numpy(difference)
+        return Agreement(
+            num_tokens=masked.count(mask),
+            maximum=float(masked.maximum(values, mask)),
+            mean=float(masked.mean(values, mask)),
+        )
+
+    def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
+        return cut(members, max_tokens=self.pass_tokens, packing=self._settings.packing)
+
+    @torch.no_grad()
+    def _first_pass(self) -> None:
+        started = {member.start for member in self._plan[0][0].members}
+        rest = [member for member in self._batch.sequences if member.start not in started]
+        for micro in self._passes(rest):
+            scores = score(self._decoder, micro, temperature=self._temperature, spread=False)
+            self.first[micro.flat] = scores.logprobs.numpy()
+            self.first_model[micro.flat] = scores.model_logprobs.numpy()
+        if self._reference is not None:
+            self._reference_logprobs = np.zeros(self._batch.num_loss_tokens)
+            for micro in self._passes(self._batch.sequences):
+                scores = score(self._reference, micro, temperature=self._temperature, spread=False)
+                self._reference_logprobs[micro.flat] = scores.logprobs.numpy()
+
+    def _step(self, minibatch: Minibatch) -> OptimizerStep:
+        self._optimizer.zero_grad(set_to_none=True)
+        coefficient = None if self._critic is None else self._settings.value_coefficient
+        sums = StepSums(self._batch.num_loss_tokens, value_coefficient=coefficient)
+        starting = minibatch.epoch == 0 and minibatch.index == 0
+        for micro in minibatch.micros:
+            one = self._forward(micro, minibatch, starting=starting)
+            sums.add(one)
+            if not sums.broken:
+                one.loss.backward()  # type: ignore[no-untyped-call]
+        norm, finding = self._finish(minibatch, sums)
+        return OptimizerStep(
+            epoch=minibatch.epoch,
+            minibatch=minibatch.index,
+            loss=sums.loss,
+            policy_loss=sums.policy_loss,
+            kl_loss=sums.kl_loss,
+            entropy_loss=sums.entropy_loss,
+            value_loss=sums.value_loss,
+            grad_norm=norm,
+            entropy=sums.entropy,
+            statistics=sums.statistics,
+            num_trajectories=minibatch.num_trajectories,
+            hash=minibatch.hash,
+            finding=finding,
+        )
+
+    def _forward(self, micro: MicroBatch, minibatch: Minibatch, *, starting: bool = False) -> PassLoss:
+        """Return what one pass of the step comes to; ``starting``: its weights are those the update starts from."""
+        scores = policy = judged = None
+        if not minibatch.critic_alone:
+            explores = self._loss_settings.entropy_coefficient > 0
+            scores = score(self._decoder, micro, temperature=self._temperature, entropy_gradient=explores)
+            if starting:
+                self.first[micro.flat] = scores.logprobs.detach().numpy()
+                self.first_model[micro.flat] = scores.model_logprobs.numpy()
+            policy = policy_loss(self._loss_input(scores, micro, minibatch), self._loss_settings)
+        if self._critic is not None:
+            values = self._critic.values(micro, None if scores is None else scores.hidden)
+            judged = judge(values, self._batch, micro, minibatch.weights, self._settings)
+        return PassLoss(micro=micro, scores=scores, policy=policy, judged=judged)
+
+    def _loss_input(self, scores: TokenScores, micro: MicroBatch, minibatch: Minibatch) -> LossInput:
+        def pick(values: NDArray[np.float64]) -> Tensor:
+            return torch.from_numpy(values[micro.flat])
+
+        reference = None if self._reference_logprobs is None else pick(self._reference_logprobs)
+        return LossInput(
+            new_logprobs=scores.logprobs.double(),
+            old_logprobs=pick(self.old),
+            advantages=pick(minibatch.advantages),
+            weights=torch.from_numpy(self._weights(micro, minibatch)),
+            mask=torch.ones(len(micro.flat), dtype=torch.bool),
+            reference_logprobs=reference,
+            sequences=torch.from_numpy(self._sequences[micro.flat]),
+            entropy=scores.entropy.double(),
+        )
+
+    def _weights(self, micro: MicroBatch, minibatch: Minibatch) -> NDArray[np.float64]:
+        """Return the weights of the pass's loss tokens, ``[k]``, the importance of decoupled ones multiplied in."""
+        weights, flat = minibatch.weights[micro.flat], micro.flat
+        if not self._decoupled.any:
+            return weights
+        # A sampler that filtered is compared by the raw model's log-probabilities, as in :meth:`agreement`.
+        proximal = self.first_model if self._recompute else self.first
+        sampled = self._batch.model_logprobs if self._recompute else self._batch.behaviour_logprobs
+        factors = importance(proximal[flat], sampled[flat], self._decoupled.caps[flat])
+        return np.where(self._decoupled.mask[flat], weights * factors, weights)
+
+    def _finish(self, minibatch: Minibatch, sums: StepSums) -> tuple[float, Finding | None]:
+        """Step the optimiser, or skip; return the gradient norm before clipping and what was found wrong, if anything."""
+        norm = math.nan if sums.broken else self._gradients.clip()
+        finding = None
+        if not math.isfinite(norm) or self._watch.exploding(norm):
+            finding = self._find(minibatch, sums, norm)
+        if finding is not None and finding.skipped:
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
+            self._optimizer.step()
+            if not minibatch.critic_alone:
+                self._watch.observe(norm)
+        return norm, finding
+
+    def _find(self, minibatch: Minibatch, sums: StepSums, norm: float) -> Finding:
+        """Return what is wrong with a step that has come to ``sums`` and a gradient of ``norm``."""
+        batch, critic = self._batch, None
+        if batch.values is not None and sums.values is not None:
+            critic = CriticValues(new=sums.values, old=batch.values, returns=batch.returns)
+        return find(
+            Suspects(
+                members=minibatch.members,
+                passes=minibatch.pass_members,
+                norm_of=lambda part: self._gradients.norm_of(
+                    self._forward(micro, minibatch).loss for micro in self._passes(part)
+                ),
+            ),
+            TokenValues(
+                old=self.old,
+                new=self.old if minibatch.critic_alone else sums.new,
+                advantages=minibatch.advantages,
+                losses=sums.losses,
+                reference=self._reference_logprobs,
+                critic=critic,
+            ),
+            sums.broken,
+            norm,
+            watch=self._watch,
+            skip_exploding=self._settings.skip_exploding,
+        )
+
+
+def _loss_settings(settings: LearnerSection) -> LossSettings:
+    return LossSettings(
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        clip_dual=settings.clip_dual,
+        ratio=settings.ratio,
+        kl_coefficient=settings.kl_coefficient if settings.kl_in == "loss" else 0.0,
+        kl_estimator=settings.kl_estimator,
+        entropy_coefficient=settings.entropy_coefficient,
+    )
