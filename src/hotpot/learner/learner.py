@@ -38,6 +38,7 @@ from hotpot.learner.batches.passes import pass_tokens
 from hotpot.learner.batches.states import PieceEstimates, PieceKey, estimate, piece_states
 from hotpot.learner.estimators.advantages import Advantages, Member
 from hotpot.learner.faults.norm_watch import NormWatch
+from hotpot.learner.schedule import learning_rates
 from hotpot.learner.scores.critic import Critic, state_values
 from hotpot.learner.scores.kl_reward import Divergences, costs, divergences
 from hotpot.learner.update.checks import (
@@ -177,20 +178,16 @@ class Learner:
         return result
 
     def learning_rate(self, update: int) -> float:
-        """Return the rate of ``update`` (from 1): it falls linearly from the first update to the last.
+        """Return the rate of ``update`` (from 1), see :mod:`hotpot.learner.schedule`.
 
         ``lost_updates`` numbers before it belong to updates that are not on the way to these weights (a crash or a
         rollback left them behind); they do not count.
         """
-        progress = min(max(update - 1 - self.lost_updates, 0) / max(self.total_updates - 1, 1), 1.0)
-        return self.settings.learning_rate * (1 - (1 - self.settings.final_learning_rate_share) * progress)
+        return self._rates(update)[0]
 
     def _rates(self, update: int) -> tuple[float, float]:
         """Return the learning rates of ``update``: the policy's, and that of the critic's own weights."""
-        rate, settings = self.learning_rate(update), self.settings
-        if settings.critic_learning_rate is None or settings.learning_rate == 0:
-            return rate, rate
-        return rate, settings.critic_learning_rate * (rate / settings.learning_rate)
+        return learning_rates(self.settings, update - 1 - self.lost_updates, self.total_updates)
 
     def weights(self) -> Weights:
         """Return the policy's weights by name. They are live: copy them before the next update changes them."""

@@ -108,8 +108,12 @@ class LearnerSection(Section):
     """Layout of a pass: each sequence in a padded row of its own, or several end to end in a row."""
     learning_rate: NonNegativeFloat = 1.5e-4
     """Learning rate of AdamW; 0 runs everything and changes nothing."""
+    schedule: Literal["linear", "cosine"] = "linear"
+    """How the rate falls over the run's updates: in a straight line, or along half a cosine (arXiv:1608.03983)."""
+    warmup_updates: NonNegativeInt = 0
+    """Updates over which the rate rises in a straight line before it falls; fewer than topology.updates."""
     final_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The rate falls linearly to this share of itself over the run's updates; 1 keeps it."""
+    """The rate falls to this share of itself over the run's updates; 1 keeps it."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW's first moment decay."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
