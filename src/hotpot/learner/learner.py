@@ -108,6 +108,9 @@ class Learner:
         self._skipped_in_a_row: list[tuple[str, ...]] = []
         self._watch = NormWatch(settings.max_grad_norm_ratio)
         self.critic = None if settings.critic == "none" else Critic(decoder, settings.critic)
+        for part in (decoder, None if self.critic is None else self.critic.decoder):
+            if part is not None:
+                part.gradient_checkpointing = settings.gradient_checkpointing
         self._optimizer = torch.optim.AdamW(
             [{"params": list(part.parameters())} for part in (decoder, *self._modules.values())],
             lr=settings.learning_rate,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
+from torch.utils.checkpoint import checkpoint
 
 from hotpot.errors import ModelFilesError
 
@@ -185,11 +186,16 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The policy: token ids to logits."""
+    """The policy: token ids to logits.
+
+    ``gradient_checkpointing``: a pass with gradient keeps each layer's input only, and computes what is inside again when
+    the gradient is taken (arXiv:1604.06174): less memory, about a third more work, the same bits.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.gradient_checkpointing = False
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -238,8 +244,10 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         rotary = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
         last = len(self.layers) - 1
+        again = self.gradient_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotary, positions, cache, rows, attend, wanted if index == last else None)
+            given = (x, rotary, positions, cache, rows, attend, wanted if index == last else None)
+            x = _kept_by_its_input(layer, *given) if again else layer(*given)
         out: Tensor = self.norm(x)
         return out
 
@@ -247,6 +255,12 @@ class Decoder(nn.Module):
         """Return logits float32 ``[..., vocab_size]`` of hidden states float ``[..., hidden_size]``."""
         weight = self.embed_tokens.weight if self.config.tie_embeddings else self.lm_head.weight
         return F.linear(hidden, weight).float()
+
+
+def _kept_by_its_input(layer: nn.Module, *given: object) -> Tensor:
+    """Return what ``layer`` makes of ``given``; it is computed again for the gradient. No layer draws random numbers."""
+    out: Tensor = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
+    return out
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

@@ -106,6 +106,8 @@ class LearnerSection(Section):
     whose middle is nearest, or the latest piece's. A group baseline gives them all the same."""
     packing: Literal["padded", "packed"] = "padded"
     """Layout of a pass: each sequence in a padded row of its own, or several end to end in a row."""
+    gradient_checkpointing: bool = False
+    """Keep only the input of each layer for the gradient and compute the rest again: less memory, more work, the same bits."""
     learning_rate: NonNegativeFloat = 1.5e-4
     """Learning rate of AdamW; 0 runs everything and changes nothing."""
     schedule: Literal["linear", "cosine"] = "linear"
