@@ -38,6 +38,7 @@ from hotpot.learner.batches.passes import pass_tokens
 from hotpot.learner.batches.states import PieceEstimates, PieceKey, estimate, piece_states
 from hotpot.learner.estimators.advantages import Advantages, Member
 from hotpot.learner.faults.norm_watch import NormWatch
+from hotpot.learner.precision import DTYPES, Precision, settle
 from hotpot.learner.schedule import learning_rates
 from hotpot.learner.scores.critic import Critic, state_values
 from hotpot.learner.scores.kl_reward import Divergences, costs, divergences
@@ -108,9 +109,7 @@ class Learner:
         self._skipped_in_a_row: list[tuple[str, ...]] = []
         self._watch = NormWatch(settings.max_grad_norm_ratio)
         self.critic = None if settings.critic == "none" else Critic(decoder, settings.critic)
-        for part in (decoder, None if self.critic is None else self.critic.decoder):
-            if part is not None:
-                part.gradient_checkpointing = settings.gradient_checkpointing
+        self.compute_in(settle(settings.precision))
         self._optimizer = torch.optim.AdamW(
             [{"params": list(part.parameters())} for part in (decoder, *self._modules.values())],
             lr=settings.learning_rate,
@@ -192,6 +191,20 @@ class Learner:
         """Return the learning rates of ``update``: the policy's, and that of the critic's own weights."""
         return learning_rates(self.settings, update - 1 - self.lost_updates, self.total_updates)
 
+    def compute_in(self, precision: Precision) -> None:
+        """Compute all passes in ``precision`` from here on, and as the settings say otherwise.
+
+        A reference in the reward is compared with what the sampler recorded, which is float32.
+        """
+        self.precision = precision
+        own = [self.decoder, None if self.critic is None else self.critic.decoder]
+        for part in (*own, self.reference if self.settings.kl_in == "loss" else None):
+            if part is not None:
+                part.precision = DTYPES[precision]
+        for part in own:
+            if part is not None:
+                part.gradient_checkpointing = self.settings.gradient_checkpointing
+
     def weights(self) -> Weights:
         """Return the policy's weights by name. They are live: copy them before the next update changes them."""
         return {name: tensor.detach() for name, tensor in self.decoder.state_dict().items()}
@@ -265,7 +278,7 @@ class Learner:
     def _terms(self, run: UpdateSteps, policy_version: int) -> UpdateTerms:
         """Return what ``run`` is about to hang on besides its batch."""
         return UpdateTerms(
-            settings=settings_text(self.settings),
+            settings=settings_text(self.settings.model_copy(update={"precision": self.precision})),
             state=canonical_json(asdict(self._counters())),
             temperature=self.temperature,
             total_updates=self.total_updates,
@@ -273,7 +286,7 @@ class Learner:
             pass_tokens=run.pass_tokens,
             reference_checksum=self._reference_checksum,
             proximal_policy_version=policy_version if run.recomputes else None,
-            kernels=kernels(),
+            kernels=kernels(self.precision),
         )
 
     def _counters(self) -> checkpoint.Counters:

@@ -93,7 +93,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` float ``[..., size]``."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -188,6 +188,8 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """The policy: token ids to logits.
 
+    ``precision``: float32, or bfloat16 for the matrix products of the layers, forward and backward, under torch's autocast;
+    weights, norms, the residual stream, hidden states and logits are float32 in either.
     ``gradient_checkpointing``: a pass with gradient keeps each layer's input only, and computes what is inside again when
     the gradient is taken (arXiv:1604.06174): less memory, about a third more work, the same bits.
     """
@@ -195,6 +197,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.precision = torch.float32
         self.gradient_checkpointing = False
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
@@ -245,9 +248,10 @@ class Decoder(nn.Module):
         rotary = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
         last = len(self.layers) - 1
         again = self.gradient_checkpointing and torch.is_grad_enabled()
-        for index, layer in enumerate(self.layers):
-            given = (x, rotary, positions, cache, rows, attend, wanted if index == last else None)
-            x = _kept_by_its_input(layer, *given) if again else layer(*given)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
+            for index, layer in enumerate(self.layers):
+                given = (x, rotary, positions, cache, rows, attend, wanted if index == last else None)
+                x = _kept_by_its_input(layer, *given) if again else layer(*given)
         out: Tensor = self.norm(x)
         return out
 

@@ -106,6 +106,10 @@ class LearnerSection(Section):
     whose middle is nearest, or the latest piece's. A group baseline gives them all the same."""
     packing: Literal["padded", "packed"] = "padded"
     """Layout of a pass: each sequence in a padded row of its own, or several end to end in a row."""
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """What the matrix products of the learner's passes are computed in; weights, moments, logits and losses are float32 in
+    any case. ``auto`` is bfloat16 where the device has instructions for it. Needs old_logprobs = ``recomputed`` or
+    decoupled = ``all`` unless it is float32: the sampler's log-probabilities are more exact than the learner's then."""
     gradient_checkpointing: bool = False
     """Keep only the input of each layer for the gradient and compute the rest again: less memory, more work, the same bits."""
     learning_rate: NonNegativeFloat = 1.5e-4
@@ -146,6 +150,15 @@ class LearnerSection(Section):
         if self.skip_exploding and not self.max_grad_norm_ratio:
             raise ValueError(
                 "learner.skip_exploding has nothing to skip where learner.max_grad_norm_ratio = 0; set that, or leave it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _precision_fits(self) -> Self:
+        if self.precision != "float32" and self.old_logprobs == "recorded" and self.decoupled != "all":
+            raise ValueError(
+                f"learner.precision = {self.precision!r}: the recorded log-probabilities are more exact than the learner's, "
+                "and their ratio would be rounding; set learner.old_logprobs = 'recomputed' or learner.decoupled = 'all'"
             )
         return self
 
