@@ -15,7 +15,7 @@ from torch import Tensor
 from hotpot.errors import LearnerError
 from hotpot.learner.batches.passes import MicroBatch
 from hotpot.learner.losses.policy_loss import entropy
-from hotpot.models import Decoder, DecoderConfig, KeyValueCache
+from hotpot.models import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,15 +33,16 @@ class TokenScores:
     entropy: Tensor
 
 
-class SharedPrefix(KeyValueCache):
+class SharedPrefix:
     """Keys and values of one prefix, put before those of every row; gradients flow back into the prefix.
 
-    Takes the place of an inference cache in :class:`Decoder`: the first pass (one row) writes the prefix, the second
+    The :class:`hotpot.models.PastTokens` of a pass with a prefix: the first pass (one row) writes the prefix, the second
     (all rows) sees it before its own keys.
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config, slots=0, capacity=0)
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
         self._prefix: dict[int, tuple[Tensor, Tensor]] = {}
 
     def write(
@@ -65,7 +66,7 @@ class SharedPrefix(KeyValueCache):
 
 
 def score(
-    decoder: Decoder,
+    decoder: Policy,
     micro: MicroBatch,
     *,
     temperature: float,
@@ -89,7 +90,7 @@ def score(
     return TokenScores(hidden=hidden, logprobs=logprobs, model_logprobs=model_logprobs, entropy=spread_over)
 
 
-def hidden_states(decoder: Decoder, micro: MicroBatch) -> Tensor:
+def hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
     """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``, those of the prefix first.
 
     Raises :class:`LearnerError` where one of them would stand at a position the model does not know.
@@ -112,7 +113,7 @@ def hidden_states(decoder: Decoder, micro: MicroBatch) -> Tensor:
         attend = None if starts is None else _sees(starts, 0)
         alone: Tensor = decoder(tokens, positions, attend=attend, wanted=wanted)
         return alone
-    cache = SharedPrefix(decoder.config)
+    cache = SharedPrefix()
     early: Tensor = decoder(
         torch.from_numpy(micro.prefix)[None],
         torch.arange(before)[None],
