@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hotpot.errors import ModelFilesError
 from hotpot.experience.crashpoints import reach
-from hotpot.models import Decoder, checksum, load_decoder, save_model
+from hotpot.models import Policy, checksum, load_policy, save_model
 
 FORMAT = 2
 """Version of ``learner.json`` and of the names in ``learner/optimizer.safetensors``. Version 1 had no ``run``."""
@@ -52,7 +52,7 @@ class Counters:
 
 def write(
     folder: Path,
-    decoder: Decoder,
+    decoder: Policy,
     optimizer: torch.optim.Optimizer,
     counters: Counters,
     tokenizer_files: Mapping[str, bytes],
@@ -97,7 +97,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read(
-    folder: Path, decoder: Decoder, optimizer: torch.optim.Optimizer, modules: Modules = _NONE
+    folder: Path, decoder: Policy, optimizer: torch.optim.Optimizer, modules: Modules = _NONE
 ) -> Counters:
     """Load ``folder`` into ``decoder``, ``modules`` and ``optimizer``; return the counters.
 
@@ -111,7 +111,7 @@ def read(
             f"{folder} holds {sorted(written) or 'nothing'} beside the policy, the learner has "
             f"{sorted(modules) or 'nothing'}; set learner.critic as it was when this checkpoint was written"
         )
-    loaded = load_decoder(folder)
+    loaded = load_policy(folder)
     if loaded.config != decoder.config:
         raise ModelFilesError(
             f"{folder} holds a model of another shape ({loaded.config}) than the learner's ({decoder.config}); "
@@ -143,7 +143,7 @@ def read(
     return counters
 
 
-def _moments(decoder: Decoder, optimizer: torch.optim.Optimizer, modules: Modules) -> dict[str, torch.Tensor]:
+def _moments(decoder: Policy, optimizer: torch.optim.Optimizer, modules: Modules) -> dict[str, torch.Tensor]:
     own = {
         f"{name}.{moment}": optimizer.state[parameter][moment].contiguous()
         for name, parameter in decoder.named_parameters()
@@ -210,7 +210,7 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def _put(
-    decoder: Decoder,
+    decoder: Policy,
     optimizer: torch.optim.Optimizer,
     moments: Mapping[str, torch.Tensor],
     folder: Path,

@@ -54,11 +54,11 @@ from hotpot.learner.update.results import OptimizerStep, UpdateResult
 from hotpot.learner.update.shaping import RunningScales, shaped_advantages, shaped_batch
 from hotpot.learner.update.steps import UpdateSteps
 from hotpot.learner.update.terms import UpdateTerms, kernels, settings_text
-from hotpot.models import Decoder, Weights, checksum
+from hotpot.models import Policy, Weights, checksum
 
 
 class Learner:
-    """Improves one decoder by clipped policy gradients, with group-relative advantages or a critic's.
+    """Improves one policy by clipped policy gradients, with group-relative advantages or a critic's.
 
     Parameters
     ----------
@@ -75,13 +75,13 @@ class Learner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Policy,
         settings: LearnerSection,
         *,
         total_updates: int,
         seed: int,
         temperature: float,
-        reference: Decoder | None = None,
+        reference: Policy | None = None,
         markup: Markup | None = None,
     ) -> None:
         if not temperature > 0:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hotpot.errors import LearnerError
 from hotpot.learner.batches.passes import MicroBatch
 from hotpot.learner.losses.policy_loss import entropy
-from hotpot.models import Decoder, DecoderConfig, KeyValueCache
+from hotpot.models import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,15 +34,14 @@ class TokenScores:
     entropy: Tensor
 
 
-class _OwnKeys(KeyValueCache):
-    """Takes the place of an inference cache in a pass: a layer sees what it has just written, and nothing else.
+class _OwnKeys:
+    """The :class:`hotpot.models.PastTokens` of a prefix: a layer sees what it has just written, and nothing else.
 
     What the first pass of a layer wrote is kept in ``kept``. A layer that is computed again in the backward pass
     (gradient checkpointing) writes once more, and changes nothing of that: gradients flow through what was kept.
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config, slots=0, capacity=0)
+    def __init__(self) -> None:
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
         self._written: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -60,11 +59,11 @@ class _OwnKeys(KeyValueCache):
         return self._written.pop(layer)
 
 
-class _BehindPrefix(KeyValueCache):
-    """Puts the keys and values that a prefix left before those of every row; gradients flow back into the prefix."""
+class _BehindPrefix:
+    """The :class:`hotpot.models.PastTokens` behind a prefix, whose keys and values come before those of every row;
+    gradients flow back into the prefix."""
 
-    def __init__(self, config: DecoderConfig, prefix: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-        super().__init__(config, slots=0, capacity=0)
+    def __init__(self, prefix: Mapping[int, tuple[Tensor, Tensor]]) -> None:
         self._prefix = prefix
         self._joined: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -87,7 +86,7 @@ class _BehindPrefix(KeyValueCache):
 
 
 def score(
-    decoder: Decoder,
+    decoder: Policy,
     micro: MicroBatch,
     *,
     temperature: float,
@@ -111,11 +110,17 @@ def score(
     return TokenScores(hidden=hidden, logprobs=logprobs, model_logprobs=model_logprobs, entropy=spread_over)
 
 
-def hidden_states(decoder: Decoder, micro: MicroBatch) -> Tensor:
-    """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``, those of the prefix first.
+def hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
+    """Return the hidden states that predict loss tokens, float32 ``[k, hidden_size]``, those of the prefix first.
 
-    Raises :class:`LearnerError` where one of them would stand at a position the model does not know.
+    The products inside are of the decoder's ``precision``. Raises :class:`LearnerError` where one of the states would
+    stand at a position the model does not know.
     """
+    with torch.autocast("cpu", torch.bfloat16, enabled=decoder.precision == torch.bfloat16):
+        return _hidden_states(decoder, micro).float()
+
+
+def _hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
     needed, context = micro.num_positions, decoder.config.max_context_tokens
     if needed > context:
         raise LearnerError(
@@ -134,7 +139,7 @@ def hidden_states(decoder: Decoder, micro: MicroBatch) -> Tensor:
         attend = None if starts is None else _sees(starts, 0)
         alone: Tensor = decoder(tokens, positions, attend=attend, wanted=wanted)
         return alone
-    prefix = _OwnKeys(decoder.config)
+    prefix = _OwnKeys()
     early: Tensor = decoder(
         torch.from_numpy(micro.prefix)[None],
         torch.arange(before)[None],
@@ -146,7 +151,7 @@ def hidden_states(decoder: Decoder, micro: MicroBatch) -> Tensor:
     late: Tensor = decoder(
         tokens,
         positions,
-        cache=_BehindPrefix(decoder.config, prefix.kept),
+        cache=_BehindPrefix(prefix.kept),
         rows=slice(0, len(tokens)),
         attend=_sees(torch.zeros(1, width, dtype=torch.int64) if starts is None else starts, before),
         wanted=wanted,

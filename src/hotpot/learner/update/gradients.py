@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from hotpot.learner.scores.critic import Critic
-from hotpot.models import Decoder
+from hotpot.models import Policy
 
 
 class Gradients:
     """The gradients of one decoder and its critic, where there is one; each norm is clipped to ``max_norm`` > 0."""
 
-    def __init__(self, decoder: Decoder, critic: Critic | None, *, max_norm: float) -> None:
+    def __init__(self, decoder: Policy, critic: Critic | None, *, max_norm: float) -> None:
         self._max_norm = max_norm
         policy: list[nn.Parameter] = list(decoder.parameters())
         own: list[nn.Parameter] = [] if critic is None else list(critic.parameters())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hotpot.errors import ModelFilesError
 from hotpot.learner import Learner
-from hotpot.models import Decoder, PolicyTokenizer, checksum, load_decoder
+from hotpot.models import Policy, PolicyTokenizer, checksum, load_policy
 from hotpot.rollout import Dialect
 from hotpot.topology.checkpoints import checkpoint_folder
 from hotpot.topology.ingredients import template_markup
@@ -21,7 +21,7 @@ class Learners:
 
     def __init__(self, folder: Path, model: Path | None) -> None:
         self._folder, self._model = folder, model
-        self._references: dict[Path, Decoder] = {}
+        self._references: dict[Path, Policy] = {}
 
     def at(self, checkpoint: int, terms: Terms) -> Learner:
         """Return a learner in the state of the checkpoint after update ``checkpoint``.
@@ -50,7 +50,7 @@ class Learners:
     def _load(self, folder: Path, terms: Terms) -> Learner:
         tokenizer = PolicyTokenizer.load(folder)
         learner = Learner(
-            load_decoder(folder),
+            load_policy(folder),
             terms.settings,
             total_updates=terms.total_updates,
             seed=terms.seed,
@@ -61,7 +61,7 @@ class Learners:
         learner.load(folder)
         return learner
 
-    def _reference(self, terms: Terms) -> Decoder | None:
+    def _reference(self, terms: Terms) -> Policy | None:
         """Return the reference: the one the settings name, else the model the run began with."""
         settings = terms.settings
         if not terms.has_reference:
@@ -71,7 +71,7 @@ class Learners:
         for folder in candidates:
             if folder is not None and folder.is_dir():
                 if folder not in self._references:
-                    self._references[folder] = load_decoder(folder)
+                    self._references[folder] = load_policy(folder)
                 return self._references[folder]
         raise ModelFilesError(
             f"the reference policy is gone: none of {', '.join(str(one) for one in candidates if one)} is a model folder; "
