@@ -12,7 +12,7 @@
                                                        │
                                                   UpdateResult
 
-Owns the optimiser, its state and the critic, where there is one. Doesn't know who sampled the sequences, where they are
+Owns the counters and what is carried from update to update; its parts are :mod:`hotpot.learner.parts`'s. Doesn't know who sampled the sequences, where they are
 stored or when it is called.
 
 Invariants: the same inputs in the same process settings give the same bits; order of arrival changes nothing; a
@@ -25,9 +25,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
@@ -38,7 +35,8 @@ from hotpot.learner.batches.passes import pass_tokens
 from hotpot.learner.batches.states import PieceEstimates, PieceKey, estimate, piece_states
 from hotpot.learner.estimators.advantages import Advantages, Member
 from hotpot.learner.faults.norm_watch import NormWatch
-from hotpot.learner.precision import DTYPES, Precision, settle
+from hotpot.learner.parts import Parts
+from hotpot.learner.precision import Precision
 from hotpot.learner.schedule import learning_rates
 from hotpot.learner.scores.critic import Critic, state_values
 from hotpot.learner.scores.kl_reward import Divergences, costs, divergences
@@ -62,12 +60,14 @@ class Learner:
 
     Parameters
     ----------
-    decoder: the policy; its parameters are changed in place.
+    decoder: the policy; its parameters are changed in place, or with ``lora_rank`` not at all: then :attr:`decoder` is a
+        twin that shares them and has adapters.
     settings: the recipe's ``learner`` section.
     total_updates: updates in the run, for the decay of the learning rate.
     seed: seed of the run, for the deal of trajectories to minibatches.
     temperature: the training temperature; log-probabilities in the ratio are of softmax(logits / temperature).
-    reference: the policy to stay close to; needed where ``kl_coefficient`` > 0, measured wherever given.
+    reference: the policy to stay close to; needed where ``kl_coefficient`` > 0, measured wherever given. With
+        ``lora_rank`` it may be ``decoder`` itself: the starting model, at no cost.
     markup: the chat template's tokens, which a cut into pieces keeps whole (``learner.segment_tokens``).
 
     Raises :class:`LearnerError` where these cannot work together.
@@ -94,7 +94,9 @@ class Learner:
             )
         if reference is not None:
             check_reference(reference.config, decoder.config)
-        self.decoder, self.settings, self.reference = decoder, settings, reference
+        self._parts = Parts(decoder, settings, reference=reference, seed=seed)
+        self.decoder, self.critic, self.reference = self._parts.policy, self._parts.critic, reference
+        self.settings = settings
         self._reference_checksum = None if reference is None else checksum(reference.state_dict())
         self.total_updates, self.seed, self.temperature = total_updates, seed, temperature
         self._cutting = Cutting(
@@ -108,15 +110,6 @@ class Learner:
         self.scales = RunningScales()
         self._skipped_in_a_row: list[tuple[str, ...]] = []
         self._watch = NormWatch(settings.max_grad_norm_ratio)
-        self.critic = None if settings.critic == "none" else Critic(decoder, settings.critic)
-        self.compute_in(settle(settings.precision))
-        self._optimizer = torch.optim.AdamW(
-            [{"params": list(part.parameters())} for part in (decoder, *self._modules.values())],
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
 
     def update(
         self,
@@ -141,11 +134,11 @@ class Learner:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
         batch, advantages, scales = self._batch(sequences, peers)
         check_versions(batch, update=update, policy_version=policy_version)
-        for group, rate in zip(self._optimizer.param_groups, self._rates(update), strict=False):
+        for group, rate in zip(self._parts.optimizer.param_groups, self._rates(update), strict=False):
             group["lr"] = rate
         run = UpdateSteps(
             self.decoder,
-            self._optimizer,
+            self._parts.optimizer,
             self.settings,
             batch,
             temperature=self.temperature,
@@ -191,23 +184,18 @@ class Learner:
         """Return the learning rates of ``update``: the policy's, and that of the critic's own weights."""
         return learning_rates(self.settings, update - 1 - self.lost_updates, self.total_updates)
 
-    def compute_in(self, precision: Precision) -> None:
-        """Compute all passes in ``precision`` from here on, and as the settings say otherwise.
-
-        A reference in the reward is compared with what the sampler recorded, which is float32.
-        """
-        self.precision = precision
-        own = [self.decoder, None if self.critic is None else self.critic.decoder]
-        for part in (*own, self.reference if self.settings.kl_in == "loss" else None):
-            if part is not None:
-                part.precision = DTYPES[precision]
-        for part in own:
-            if part is not None:
-                part.gradient_checkpointing = self.settings.gradient_checkpointing
+    def policy(self) -> Policy:
+        """Return the policy as it is published and kept: adapters merged into its weights. Without adapters it is live."""
+        return self._parts.published()
 
     def weights(self) -> Weights:
-        """Return the policy's weights by name. They are live: copy them before the next update changes them."""
-        return {name: tensor.detach() for name, tensor in self.decoder.state_dict().items()}
+        """Return the weights of :meth:`policy` by name. They may be live: copy them before the next update changes them."""
+        return {name: tensor.detach() for name, tensor in self.policy().state_dict().items()}
+
+    @property
+    def precision(self) -> Precision:
+        """What the matrix products of passes are computed in."""
+        return self._parts.precision
 
     def save(
         self, folder: Path, tokenizer_files: Mapping[str, bytes], run: Mapping[str, Any] | None = None
@@ -216,25 +204,20 @@ class Learner:
 
         ``run`` is what the caller wants to find again in the checkpoint's manifest.
         """
-        checkpoint.write(
-            folder, self.decoder, self._optimizer, self._counters(), tokenizer_files, self._modules, run
-        )
+        checkpoint.write(folder, self._parts, self._counters(), tokenizer_files, run)
 
     def load(self, folder: Path) -> None:
-        """Take up weights, optimiser state and counters from ``folder``.
+        """Take up weights, optimiser state and counters from ``folder``; where the precision is ``auto``, also that.
 
         Raises :class:`ModelFilesError` where a file is missing, truncated or of another model; nothing is changed then.
         """
-        counters = checkpoint.read(folder, self.decoder, self._optimizer, self._modules)
+        counters = checkpoint.read(folder, self._parts)
+        if self.settings.precision == "auto":
+            self._parts.compute_in(checkpoint.precision_of(folder))
         self.update_number, self.optimizer_steps = counters.update, counters.optimizer_steps
         self._skipped_in_a_row = list(counters.skipped_in_a_row)
         self.scales = RunningScales.from_dict(counters.scales)
         self._watch.recall(counters.norms)
-
-    @property
-    def _modules(self) -> dict[str, nn.Module]:
-        """What is learned beside the policy, by the name a checkpoint gives it."""
-        return {} if self.critic is None else {"critic": self.critic}
 
     def _batch(
         self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]

@@ -218,11 +218,15 @@ class Decoder(Policy):
         weight = self.embed_tokens.weight if self.config.tie_embeddings else self.lm_head.weight
         return F.linear(hidden, weight).float()
 
+    def outer_name(self, name: str) -> str:
+        """Return the name that transformers gives the parameter (or module) ``name``."""
+        return name if name.startswith("lm_head.") else f"model.{name}"
+
     def save(self, folder: Path) -> None:
         """Write config.json and model.safetensors; see :meth:`hotpot.models.Policy.save`."""
         write_json(folder / "config.json", config_to_dict(self.config))
         state = self.state_dict()
-        write_tensors(folder / "model.safetensors", {_outer(name): state[name] for name in state})
+        write_tensors(folder / "model.safetensors", {self.outer_name(name): state[name] for name in state})
 
 
 def _kept_by_its_input(layer: nn.Module, *given: object) -> Tensor:
@@ -236,8 +240,3 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rotary
     first, second = x.chunk(2, dim=-1)
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
-
-
-def _outer(name: str) -> str:
-    """Return the name that transformers gives a parameter."""
-    return name if name.startswith("lm_head.") else f"model.{name}"

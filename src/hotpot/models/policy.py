@@ -91,6 +91,10 @@ class Policy(nn.Module, ABC):
     def save(self, folder: Path) -> None:
         """Write config.json and model.safetensors as transformers reads them; each file appears whole or not at all."""
 
+    def outer_name(self, name: str) -> str:
+        """Return what the folder that :meth:`save` writes calls the parameter (or module) ``name``."""
+        return name
+
     def duplicate(self) -> Self:
         """Return a policy of the same kind with weights of its own, equal to these."""
         return copy.deepcopy(self)

@@ -24,7 +24,7 @@ def introduce(
     progress = session.progress
     served = rows.policy_version(
         progress.policy_version,
-        checksum=checksum(made.decoder.state_dict()),
+        checksum=checksum(session.learner.weights()),
         update=progress.update,
         origin=made.origin,
     )

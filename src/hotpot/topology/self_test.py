@@ -59,7 +59,7 @@ def run_self_test(
     problem = check_masks(batch) or agreed.problem
     if not problem:
         small = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_concurrency": 1})})
-        engine = make_engine(small, learner.decoder, sampling, version=0)
+        engine = make_engine(small, learner.policy(), sampling, version=0)
         try:
             problem = check_publish(
                 engine, learner, batch.collected[0], sampling=sampling[Purpose.TRAINING], tolerance=tolerance

@@ -11,6 +11,9 @@ MIN_SEGMENT_TOKENS = 64
 """Shortest piece a trajectory may be cut into."""
 
 
+_ADAPTER_FIELDS = ("lora_alpha", "lora_targets")
+"""Fields of :class:`LearnerSection` that only adapters read."""
+
 _CRITIC_FIELDS = (
     "gae_lambda",
     "discount",
@@ -106,6 +109,21 @@ class LearnerSection(Section):
     whose middle is nearest, or the latest piece's. A group baseline gives them all the same."""
     packing: Literal["padded", "packed"] = "padded"
     """Layout of a pass: each sequence in a padded row of its own, or several end to end in a row."""
+    lora_rank: NonNegativeInt = 0
+    """Rank of a low-rank adapter on each of lora_targets (LoRA, arXiv:2106.09685), which alone learn then; 0 is off: all
+    weights learn. Needs the extra ``lora``. There is no dropout in them: a ratio would compare two random networks."""
+    lora_alpha: PositiveFloat = 16.0
+    """What an adapter adds is multiplied by lora_alpha / lora_rank."""
+    lora_targets: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Names of the linear layers that get an adapter; the output head gets none."""
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     """What the matrix products of the learner's passes are computed in; weights, moments, logits and losses are float32 in
     any case. ``auto`` is bfloat16 where the device has instructions for it. Needs old_logprobs = ``recomputed`` or
@@ -239,6 +257,22 @@ class LearnerSection(Section):
                 raise ValueError(
                     f"learner.{name} = {value!r} says how a critic learns, and learner.critic = 'none'; leave it out, or "
                     "set learner.advantages = 'gae' and learner.critic = 'head' or 'separate'"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_on(self) -> Self:
+        if self.lora_rank and not self.lora_targets:
+            raise ValueError(
+                f"learner.lora_rank = {self.lora_rank} with learner.lora_targets = []: nothing would learn; name linear "
+                "layers, or set lora_rank = 0"
+            )
+        for name in () if self.lora_rank else _ADAPTER_FIELDS:
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default:
+                raise ValueError(
+                    f"learner.{name} = {value!r} says how adapters learn, and learner.lora_rank = 0; leave it out, or set "
+                    "learner.lora_rank"
                 )
         return self
 
