@@ -109,21 +109,6 @@ class LearnerSection(Section):
     whose middle is nearest, or the latest piece's. A group baseline gives them all the same."""
     packing: Literal["padded", "packed"] = "padded"
     """Layout of a pass: each sequence in a padded row of its own, or several end to end in a row."""
-    lora_rank: NonNegativeInt = 0
-    """Rank of a low-rank adapter on each of lora_targets (LoRA, arXiv:2106.09685), which alone learn then; 0 is off: all
-    weights learn. Needs the extra ``lora``. There is no dropout in them: a ratio would compare two random networks."""
-    lora_alpha: PositiveFloat = 16.0
-    """What an adapter adds is multiplied by lora_alpha / lora_rank."""
-    lora_targets: tuple[str, ...] = (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )
-    """Names of the linear layers that get an adapter; the output head gets none."""
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     """What the matrix products of the learner's passes are computed in; weights, moments, logits and losses are float32 in
     any case. ``auto`` is bfloat16 where the device has instructions for it. Needs old_logprobs = ``recomputed`` or
@@ -146,6 +131,21 @@ class LearnerSection(Section):
     """AdamW's weight decay."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradient norm is clipped to this."""
+    lora_rank: NonNegativeInt = 0
+    """Rank of a low-rank adapter on each of lora_targets (LoRA, arXiv:2106.09685), which alone learn then; 0 is off: all
+    weights learn. Needs the extra ``lora``. There is no dropout in them: a ratio would compare two random networks."""
+    lora_alpha: PositiveFloat = 16.0
+    """What an adapter adds is multiplied by lora_alpha / lora_rank."""
+    lora_targets: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Names of the linear layers that get an adapter; the output head gets none."""
     max_skipped_in_a_row: PositiveInt = 5
     """Optimiser steps skipped, one after the other, before the run stops."""
     max_grad_norm_ratio: NonNegativeFloat = 10.0
