@@ -19,7 +19,7 @@ from hotpot.learner.batches.batches import BatchSequence, gather, make_member, o
 from hotpot.learner.batches.passes import cut
 from hotpot.learner.losses.divergence import ESTIMATORS
 from hotpot.learner.scores.forward import score
-from hotpot.models import Decoder
+from hotpot.models import Policy
 
 Divergences = Mapping[tuple[str, int], NDArray[np.float64]]
 """By (trajectory id, segment), in order: the KL estimate at each action token in nats, float64 ``[k]``."""
@@ -27,7 +27,7 @@ Divergences = Mapping[tuple[str, int], NDArray[np.float64]]
 
 @torch.no_grad()
 def divergences(
-    reference: Decoder, sequences: Sequence[TrainingSequence], settings: LearnerSection, temperature: float
+    reference: Policy, sequences: Sequence[TrainingSequence], settings: LearnerSection, temperature: float
 ) -> Divergences:
     """Return the estimates for all whole ``sequences`` that have loss tokens."""
     members: list[BatchSequence] = []
@@ -44,7 +44,10 @@ def divergences(
         np.float64,
     )
     referred = np.zeros_like(sampled)
-    for micro in cut(members, max_tokens=settings.micro_batch_tokens, packing=settings.packing):
+    passes = cut(
+        members, max_tokens=settings.micro_batch_tokens, packing=settings.packing, share=reference.caches
+    )
+    for micro in passes:
         scores = score(reference, micro, temperature=temperature, spread=False)
         referred[micro.flat] = (scores.model_logprobs if raw else scores.logprobs).double().numpy()
     apart = ESTIMATORS[settings.kl_estimator](torch.from_numpy(referred - sampled)).numpy()

@@ -52,15 +52,16 @@ class Minibatch:
 
 
 def plan(
-    batch: Batch, settings: LearnerSection, *, seed: int, update: int, max_tokens: int
+    batch: Batch, settings: LearnerSection, *, seed: int, update: int, max_tokens: int, share: bool = True
 ) -> list[list[Minibatch]]:
-    """Return the minibatches of each epoch, in the order they are learned; passes hold at most ``max_tokens`` tokens.
+    """Return the minibatches of each epoch, in the order they are learned; passes hold at most ``max_tokens`` tokens,
+    and compute a prefix once for several sequences where they ``share``.
 
     Behind the ``learner.epochs`` come those in which only the critic learns.
     """
     return [
         [
-            _minibatch(batch, settings, epoch, index, members, max_tokens=max_tokens)
+            _minibatch(batch, settings, epoch, index, members, max_tokens=max_tokens, share=share)
             for index, members in enumerate(
                 deal(batch, minibatches=settings.minibatches, seed=seed, update=update, epoch=epoch)
             )
@@ -77,6 +78,7 @@ def _minibatch(
     members: Sequence[BatchSequence],
     *,
     max_tokens: int,
+    share: bool,
 ) -> Minibatch:
     lengths = torch.tensor([len(member.loss_positions) for member in members])
     owners = torch.tensor([member.owner for member in members])
@@ -92,7 +94,7 @@ def _minibatch(
         epoch=epoch,
         index=index,
         members=members,
-        micros=cut(members, max_tokens=max_tokens, packing=settings.packing),
+        micros=cut(members, max_tokens=max_tokens, packing=settings.packing, share=share),
         weights=weights,
         advantages=step_advantages(batch, flat, settings),
         critic_alone=epoch >= settings.epochs,

@@ -33,7 +33,7 @@ from hotpot.learner.update.minibatches import Minibatch, plan
 from hotpot.learner.update.pass_loss import PassLoss, StepSums, judge
 from hotpot.learner.update.replayed import Decoupled, Replayed, importance
 from hotpot.learner.update.results import Agreement, OptimizerStep
-from hotpot.models import Decoder
+from hotpot.models import Policy
 
 
 class UpdateSteps:
@@ -46,13 +46,13 @@ class UpdateSteps:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Policy,
         optimizer: torch.optim.Optimizer,
         settings: LearnerSection,
         batch: Batch,
         *,
         temperature: float,
-        reference: Decoder | None,
+        reference: Policy | None,
         seed: int,
         update: int,
         policy_version: int,
@@ -77,7 +77,9 @@ class UpdateSteps:
         self._decoupled = Decoupled.of(batch, settings, policy_version)
         self._skips_first = not self.recomputes and settings.agreement == "first_minibatch"
         self._reference_logprobs: NDArray[np.float64] | None = None
-        self._plan = plan(batch, settings, seed=seed, update=update, max_tokens=self.pass_tokens)
+        self._plan = plan(
+            batch, settings, seed=seed, update=update, max_tokens=self.pass_tokens, share=self._shares
+        )
 
     def run(self) -> Iterator[OptimizerStep]:
         """Take the optimiser steps one by one; each is yielded after it was taken or skipped.
@@ -137,7 +139,13 @@ class UpdateSteps:
         )
 
     def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
-        return cut(members, max_tokens=self.pass_tokens, packing=self._settings.packing)
+        return cut(members, max_tokens=self.pass_tokens, packing=self._settings.packing, share=self._shares)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether every model that computes these passes can compute a shared prefix once."""
+        models = (self._decoder, self._reference, None if self._critic is None else self._critic.decoder)
+        return all(model.caches for model in models if model is not None)
 
     @torch.no_grad()
     def _first_pass(self) -> None:
