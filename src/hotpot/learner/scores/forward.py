@@ -117,7 +117,8 @@ def hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
     stand at a position the model does not know.
     """
     with torch.autocast("cpu", torch.bfloat16, enabled=decoder.precision == torch.bfloat16):
-        return _hidden_states(decoder, micro).float()
+        hidden = _hidden_states(decoder, micro)
+    return hidden.float() if hidden.dtype == torch.bfloat16 else hidden
 
 
 def _hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
