@@ -111,15 +111,14 @@ def score(
 
 
 def hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
-    """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``, those of the prefix first.
+    """Return the hidden states that predict loss tokens, float32 ``[k, hidden_size]``, those of the prefix first.
 
     The products inside are of the decoder's ``precision``. Raises :class:`LearnerError` where one of the states would
     stand at a position the model does not know.
     """
-    if decoder.precision != torch.bfloat16:
-        return _hidden_states(decoder, micro)
-    with torch.autocast("cpu", torch.bfloat16):
-        return _hidden_states(decoder, micro).float()
+    with torch.autocast("cpu", torch.bfloat16, enabled=decoder.precision == torch.bfloat16):
+        hidden = _hidden_states(decoder, micro)
+    return hidden.float() if hidden.dtype == torch.bfloat16 else hidden
 
 
 def _hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
