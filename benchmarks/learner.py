@@ -13,7 +13,8 @@ The last line is JSON; exits with 1 where a bound is missed. Needs the extra ``p
 
 ``samples_per_s_over_trl``  completions a second of a whole iteration, over TRL's, by model
 ``learner_over_trl``        speed of learning one given batch, over TRL's: ours is all of ``Learner.update``, TRL's its training
-                            steps and its pass for old log-probabilities, nothing else
+                            steps and its pass for old log-probabilities, nothing else. We need no such pass (the engine
+                            recorded them) and compare with the sampler on the first minibatch (``learner.agreement``)
 ``cpu_over_trl``            both by processor time, which other programs beside the run change less; no bound
 ``padding_share``           of the tokens our passes compute
 ``gae_over_…``              of ``learner_parts/gae.py``

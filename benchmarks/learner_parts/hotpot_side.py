@@ -42,6 +42,7 @@ class HotpotSide:
             decoder,
             LearnerSection(
                 advantages="group_normalized",
+                agreement="first_minibatch",
                 minibatches=work.minibatches,
                 learning_rate=work.learning_rate,
             ),

@@ -216,6 +216,26 @@ def test_agreement_covers_all_minibatches_before_the_first_step() -> None:
         assert np.allclose(learned.new_logprobs, learned.old_logprobs, atol=1e-5)
 
 
+def test_agreement_over_the_first_minibatch_alone_changes_nothing_that_is_learned() -> None:
+    decoder = make_decoder()
+    sequences = recorded_by(decoder, make_batch())
+    settings = {"minibatches": 4, "learning_rate": 0.1, "epochs": 2}
+    whole = make_learner(decoder, **settings).update(sequences, update=1, policy_version=3)
+    learner = make_learner(agreement="first_minibatch", **settings)
+    result = learner.update(sequences, update=1, policy_version=3)
+    assert result.losses.tolist() == whole.losses.tolist()
+    assert [step.hash for step in result.steps] == [step.hash for step in whole.steps]
+    assert 0 < result.agreement.num_tokens < result.num_loss_tokens
+    assert result.agreement.maximum < 1e-5
+    moved = [abs(a.new_logprobs - a.old_logprobs).max() for a in result.learned]
+    assert sum(difference < 1e-5 for difference in moved) == result.steps[0].num_trajectories
+    # Whatever is made of the starting weights' log-probabilities needs them all.
+    for needed in ({"old_logprobs": "recomputed"}, {"decoupled": "all"}):
+        learner = make_learner(agreement="first_minibatch", **settings, **needed)
+        result = learner.update(sequences, update=1, policy_version=3)
+        assert result.agreement.num_tokens == result.num_loss_tokens
+
+
 def test_a_sampler_that_forgets_the_temperature_shows() -> None:
     decoder = make_decoder()
     sequences = recorded_by(decoder, make_batch(), temperature=1.0)

@@ -2,7 +2,7 @@
 
 Owns what happens in a step; weights and cache are with :mod:`.embedded_passes`::
 
-    submit ──► gate ──► Scheduler: waiting ──► slot
+    submit ──► gate ──► Scheduler: waiting ──► slot ──► SharedPrompts: the first of a prompt computes it
                                                  │ plan_stream: one token of every generating request,
                                                  ▼ and pieces of prompts, at most prefill_tokens
                             forward (one pass a step) ──► logits ──► sample ──► RowTable ──► Generation
@@ -29,6 +29,7 @@ from hotpot.engine.gate import RequestGate
 from hotpot.engine.rows import Flight, RowTable
 from hotpot.engine.sampler import sample
 from hotpot.engine.scheduler import Scheduler
+from hotpot.engine.shared_prompts import SharedPrompts
 from hotpot.engine.stream import Stream, plan_stream
 from hotpot.errors import EngineError
 from hotpot.models import DecoderConfig, Policy, Weights
@@ -99,6 +100,7 @@ class EmbeddedEngine:
         self._flights: dict[int, Flight] = {}
         # Slots whose prompt is not computed yet, in order of admission (a dictionary as an ordered set).
         self._prompts: dict[int, None] = {}
+        self._shared = SharedPrompts()
         self._generating: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._ids: set[str] = set()
         self._closed = False
@@ -112,7 +114,8 @@ class EmbeddedEngine:
                 f"request {request.request_id!r} is in flight already; give each request in flight its own id"
             )
         # Rows of a batch stand by slot, and sums round by row: a collection gives the same bits whatever was run before it.
-        self._scheduler.begin(request.session_id)
+        if self._scheduler.begin(request.session_id):
+            self._shared = SharedPrompts()
         self._ids.add(request.request_id)
         self._waiting[request.request_id] = (request, time.perf_counter())
         self._scheduler.submit(request.request_id, request.session_id)
@@ -154,6 +157,9 @@ class EmbeddedEngine:
         self._passes.flip()
         self._version, self._checksum = policy_version, found
         self._epoch += 1
+        nothing_sampled = self._rows.count[self._generating] == 0
+        self._prompts |= dict.fromkeys(self._generating[nothing_sampled].tolist())
+        self._generating = self._generating[~nothing_sampled]
         for slot in self._prompts:
             # Nothing is sampled yet: begin the prompt again, wholly under the new weights.
             self._rows.cached[slot], self._rows.epoch[slot] = 0, self._epoch
@@ -204,7 +210,32 @@ class EmbeddedEngine:
             self._flights[slot] = Flight(
                 request=request, slot=slot, reused=reused, submitted_s=submitted, admitted_s=now
             )
+            if reused or not self._passes.remembers:
+                self._prompts[slot] = None
+            else:
+                self._share(slot, request.prompt)
+
+    def _share(self, slot: int, prompt: NDArray[np.int32]) -> None:
+        """Let ``slot`` take ``prompt`` from a slot that holds it, wait for one that computes it, or compute it."""
+        rows, holder = self._rows, self._shared.holder(prompt)
+        if holder == slot:
+            holder = None
+        if holder is not None and rows.reusable(holder, prompt, self._epoch) == prompt.size - 1:
+            self._adopt(holder, [slot])
+        elif holder in self._prompts and np.array_equal(rows.tokens[holder, : rows.length[holder]], prompt):
+            self._shared.follow(slot, holder)
+        else:
+            self._shared.lead(slot, prompt)
             self._prompts[slot] = None
+
+    def _adopt(self, leader: int, slots: list[int]) -> None:
+        """Let ``slots``, which have the same prompt as ``leader``, generate from its keys and values."""
+        reused = int(self._rows.length[slots[0]]) - 1
+        self._passes.copy(leader, torch.tensor(slots), reused)
+        self._rows.cached[slots], self._rows.epoch[slots] = reused, self._epoch
+        for slot in slots:
+            self._flights[slot].reused = reused
+        self._generating = np.union1d(self._generating, np.array(slots, dtype=np.int64))
 
     def _forward(self, stream: Stream) -> NDArray[np.float32]:
         """Compute one pass; return logits float32 ``[M, vocab_size]`` of the stream's wanted tokens."""
@@ -221,13 +252,14 @@ class EmbeddedEngine:
             rows.cached[slots] = rows.length[slots] - 1
             self._drop(slots[~sound])
         ended = rows.append(slots, drawn.tokens, drawn.behaviour_logprobs, drawn.model_logprobs)
-        # Every slot that generated or has completed its prompt is among ``slots``.
-        if self._prompts:
-            for slot in slots[rows.count[slots] == 1].tolist():
-                del self._prompts[slot]
         if not ended.any() and len(slots) == len(self._generating):
             return []
+        # Every slot that generated or has completed its prompt is among ``slots``.
         self._generating = slots[~ended]
+        for slot in [slot for slot in slots[rows.count[slots] == 1].tolist() if slot in self._prompts]:
+            del self._prompts[slot]
+            if followers := self._shared.release(slot):
+                self._adopt(slot, followers)
         return [self._finish(slot) for slot in slots[ended].tolist()]
 
     def _groups(self, slots: NDArray[np.int64]) -> list[tuple[SamplingParams, NDArray[np.intp]]]:
@@ -247,6 +279,7 @@ class EmbeddedEngine:
             self._scheduler.finish(request.request_id)
             self._rows.epoch[slot] = -1
             self._prompts.pop(slot, None)
+            self._prompts |= dict.fromkeys(self._shared.release(slot))
         self._passes.clear(torch.from_numpy(slots))
         self._generating = np.setdiff1d(self._generating, slots, assume_unique=True)
         raise EngineError(

@@ -46,6 +46,13 @@ class SlotCache:
         self._keys[layer].view(-1, self._dim).index_copy_(0, flat, keys.reshape(-1, self._dim))
         self._values[layer].view(-1, self._dim).index_copy_(0, flat, values.reshape(-1, self._dim))
 
+    def copy(self, source: int, targets: Tensor, length: int) -> None:
+        """Put the first ``length`` entries of slot ``source`` into ``targets`` int64 ``[B]`` too."""
+        shape = (self.num_slots, self.num_kv_heads, self.capacity, self._dim)
+        for tensor in (*self._keys, *self._values):
+            held = tensor.view(shape)
+            held[targets, :, :length] = held[source, :, :length]
+
     def clear(self, slots: Tensor) -> None:
         """Zero everything in ``slots`` int64 ``[B]``: NaN there would reach later users even through a mask."""
         for tensor in (*self._keys, *self._values):

@@ -44,6 +44,9 @@ class Passes(Protocol):
     def logits(self, rows: RowTable, stream: Stream) -> Tensor:
         """Compute one pass; return logits float32 ``[M, vocab_size]`` of the stream's wanted tokens."""
 
+    def copy(self, source: int, targets: Tensor, length: int) -> None:
+        """Let slots ``targets`` int64 ``[B]`` remember the first ``length`` tokens of slot ``source`` too."""
+
     def clear(self, slots: Tensor) -> None:
         """Forget what lies in ``slots`` int64 ``[B]``: NaN there would reach later users even through a mask."""
 
@@ -85,6 +88,11 @@ class PackedPasses:
             torch.from_numpy(stream.positions),
             StreamAttention(self._cache, stream),
         )
+
+    def copy(self, source: int, targets: Tensor, length: int) -> None:
+        """See :meth:`Passes.copy`."""
+        self._cache.reserve(length + 1)
+        self._cache.copy(source, targets, length)
 
     def clear(self, slots: Tensor) -> None:
         """See :meth:`Passes.clear`."""
@@ -140,6 +148,10 @@ class ModulePasses:
                 self._go_on(policy, rows, stream.piece_slots, stream.piece_starts, stream.piece_lengths)
             )
         return policy.logits(torch.cat(hidden)[torch.from_numpy(stream.wanted)])
+
+    def copy(self, source: int, targets: Tensor, length: int) -> None:
+        """See :meth:`Passes.copy`."""
+        self._cache.copy(source, targets, length)
 
     def clear(self, slots: Tensor) -> None:
         """See :meth:`Passes.clear`."""
@@ -225,6 +237,11 @@ class PastSlots:
         index = self._index(rows)
         keys, values = self._keys[layer][:, :, :length], self._values[layer][:, :, :length]
         return keys.index_select(0, index), values.index_select(0, index)
+
+    def copy(self, source: int, targets: Tensor, length: int) -> None:
+        """Put the first ``length`` entries of slot ``source`` into ``targets`` int64 ``[B]`` too."""
+        for tensor in (*self._keys.values(), *self._values.values()):
+            tensor[targets, :, :length] = tensor[source, :, :length]
 
     def clear(self, slots: Tensor) -> None:
         """Zero everything in ``slots`` int64 ``[B]``."""

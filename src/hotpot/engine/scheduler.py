@@ -50,13 +50,15 @@ class Scheduler:
         """Put a request at the end of the queue."""
         self._waiting.append((request_id, session_id))
 
-    def begin(self, session_id: str) -> None:
+    def begin(self, session_id: str) -> bool:
         """Forget all idle slots where nothing waits or runs and ``session_id`` has none: somebody begins anew.
 
-        What ran before then decides nothing any more about who gets which slot.
+        What ran before then decides nothing any more about who gets which slot. Return whether it was so.
         """
-        if not self._waiting and not self._running and session_id not in self._idle:
+        anew = not self._waiting and not self._running and session_id not in self._idle
+        if anew:
             self._free, self._idle = list(range(self._num_slots)), OrderedDict()
+        return anew
 
     def admit(self) -> list[Admission]:
         """Return the requests to prefill now, each with its slot; ``[]`` where it is better to go on decoding."""

@@ -111,7 +111,7 @@ def read(
             f"{folder} holds {sorted(written) or 'nothing'} beside the policy, the learner has "
             f"{sorted(modules) or 'nothing'}; set learner.critic as it was when this checkpoint was written"
         )
-    loaded = load_policy(folder)
+    loaded = load_policy(folder, decoder.implementation)
     if loaded.config != decoder.config:
         raise ModelFilesError(
             f"{folder} holds a model of another shape ({loaded.config}) than the learner's ({decoder.config}); "

@@ -42,6 +42,7 @@ from hotpot.learner.scores.critic import Critic, state_values
 from hotpot.learner.scores.kl_reward import Divergences, costs, divergences
 from hotpot.learner.update.checks import (
     check_arrays,
+    check_packing,
     check_reference,
     check_sequences,
     check_skips,
@@ -92,6 +93,8 @@ class Learner:
             )
         if reference is not None:
             check_reference(reference.config, decoder.config)
+            check_packing(reference, settings.packing)
+        check_packing(decoder, settings.packing)
         self.decoder, self.settings, self.reference = decoder, settings, reference
         self._reference_checksum = None if reference is None else checksum(reference.state_dict())
         self.total_updates, self.seed, self.temperature = total_updates, seed, temperature

@@ -155,6 +155,7 @@ class Layer(nn.Module):
 class Decoder(Policy):
     """A policy of the Llama/Qwen family: it packs, and it takes a cache."""
 
+    implementation = "hotpot"
     config: DecoderConfig
     packs = caches = True
 

@@ -11,7 +11,7 @@ evaluation mode compute the same (no dropout: it would be noise in every ratio).
 import copy
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol, Self
+from typing import ClassVar, Literal, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -47,10 +47,11 @@ class PastTokens(Protocol):
 class Policy(nn.Module, ABC):
     """A causal language model as the rest of Hotpot sees it. Parameters keep the names of the kind it is.
 
-    ``packs``: whether ``attend`` and ``positions`` are followed exactly, so that several sequences can stand in one row.
+    ``implementation`` is the kind's name in a recipe. ``packs``: whether ``attend`` and ``positions`` are followed exactly, so that several sequences can stand in one row.
     ``caches``: whether it takes a ``cache``, so that a shared prefix is computed once.
     """
 
+    implementation: ClassVar[Literal["hotpot", "transformers"]]
     config: PolicyConfig
     packs: bool
     caches: bool

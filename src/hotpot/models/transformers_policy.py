@@ -54,6 +54,7 @@ class TransformersPolicy(Policy):
     ``packs`` and ``caches`` are for :func:`hotpot.models.probe.probe` to find out; until then neither is taken for granted.
     """
 
+    implementation = "transformers"
     config: TransformersConfig
     module: PreTrainedModel
 

@@ -71,6 +71,11 @@ class LearnerSection(Section):
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Old log-probabilities of the ratio: as the engine recorded them, or recomputed by the learner before the first step.
     ``recomputed`` is required where training samples from a filtered distribution."""
+    agreement: Literal["every_token", "first_minibatch"] = "every_token"
+    """Which tokens learner and sampler are compared on (``logprob_difference_max``): all of the batch, for which the other
+    minibatches are computed once more at the weights the update starts from (a fifth of learning with 4 minibatches), or
+    those of the first minibatch, whose own pass has these weights. Where old log-probabilities are recomputed, or tokens
+    are decoupled, all are."""
     replayed_ratio_cap: PositiveFloat = 1.0
     """A replayed token counts by the ratio of the policy the update starts from to the policy that sampled it, at most
     this (truncated importance weight, arXiv:1802.01561); its clip is around the former (arXiv:2110.00641)."""

@@ -60,8 +60,9 @@ class LearnedSequence:
     ``tokens`` int32; ``loss_mask`` int32 (1 or 0); ``advantages``, ``returns``, ``old_logprobs``, ``new_logprobs``
     float32. ``returns`` is what the critic learned, without one the trajectory's total reward (no discount, reward at the
     end). ``advantages`` are those learned with, except that ``advantage_normalization = "minibatch"`` puts them on a scale
-    anew in each optimiser step. ``new_logprobs`` are at the weights the update started from and at the training
-    temperature. ``position`` counts sequences from 0; ``begin`` and ``weight`` are the sequence's own.
+    anew in each optimiser step. ``new_logprobs`` are at the weights the update started from (where
+    :class:`~hotpot.learner.update.steps.UpdateSteps` makes no first pass: at those the token's own first step started from)
+    and at the training temperature. ``position`` counts sequences from 0; ``begin`` and ``weight`` are the sequence's own.
     """
 
     position: int

@@ -3,7 +3,9 @@
 Owns what happens between a batch and its optimiser steps. Decides nothing about rates, counters or when to give up.
 
 The first pass gives every loss token's log-probability at the weights the update starts from. It runs without
-gradient and leaves the first minibatch out: that one's own training pass has those very weights.
+gradient and leaves the first minibatch out: that one's own training pass has those very weights. Where nothing is made of
+them but the comparison with the sampler, ``learner.agreement`` may leave it at that minibatch: then there is no first pass,
+and the others' log-probabilities are those of the weights that their own first step starts from.
 """
 
 import math
@@ -37,9 +39,9 @@ from hotpot.models import Policy
 class UpdateSteps:
     """The optimiser steps of one batch.
 
-    ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights, at the training temperature and
-    at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``: which loss tokens are.
-    ``pass_tokens`` bounds a pass. A ``critic`` is the one the batch was estimated with.
+    ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights (without a first pass: as above),
+    at the training temperature and at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``:
+    which loss tokens are. ``pass_tokens`` bounds a pass. A ``critic`` is the one the batch was estimated with.
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class UpdateSteps:
         )
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
+        self._at_start = np.zeros(batch.num_loss_tokens, dtype=np.bool_)
         self._recompute = settings.old_logprobs == "recomputed"
         self.replayed = Replayed.of(batch)
         self._decoupled = Decoupled.of(batch, settings, policy_version)
+        self._skips_first = not self.recomputes and settings.agreement == "first_minibatch"
         self._reference_logprobs: NDArray[np.float64] | None = None
         self._plan = plan(
             batch, settings, seed=seed, update=update, max_tokens=self.pass_tokens, share=self._shares
@@ -126,7 +130,7 @@ class UpdateSteps:
             difference = np.abs(self.first_model - self._batch.model_logprobs)
         else:
             difference = np.abs(self.first - self._batch.behaviour_logprobs)
-        mask = torch.from_numpy(fresh & np.isfinite(difference))
+        mask = torch.from_numpy(fresh & self._at_start & np.isfinite(difference))
         values = torch.from_numpy(difference)
         return Agreement(
             num_tokens=masked.count(mask),
@@ -147,10 +151,11 @@ class UpdateSteps:
     def _first_pass(self) -> None:
         started = {member.start for member in self._plan[0][0].members}
         rest = [member for member in self._batch.sequences if member.start not in started]
-        for micro in self._passes(rest):
+        for micro in [] if self._skips_first else self._passes(rest):
             scores = score(self._decoder, micro, temperature=self._temperature, spread=False)
             self.first[micro.flat] = scores.logprobs.numpy()
             self.first_model[micro.flat] = scores.model_logprobs.numpy()
+            self._at_start[micro.flat] = True
         if self._reference is not None:
             self._reference_logprobs = np.zeros(self._batch.num_loss_tokens)
             for micro in self._passes(self._batch.sequences):
@@ -161,7 +166,7 @@ class UpdateSteps:
         self._optimizer.zero_grad(set_to_none=True)
         coefficient = None if self._critic is None else self._settings.value_coefficient
         sums = StepSums(self._batch.num_loss_tokens, value_coefficient=coefficient)
-        starting = minibatch.epoch == 0 and minibatch.index == 0
+        starting = minibatch.epoch == 0 and (minibatch.index == 0 or self._skips_first)
         for micro in minibatch.micros:
             one = self._forward(micro, minibatch, starting=starting)
             sums.add(one)
@@ -185,7 +190,7 @@ class UpdateSteps:
         )
 
     def _forward(self, micro: MicroBatch, minibatch: Minibatch, *, starting: bool = False) -> PassLoss:
-        """Return what one pass of the step comes to; ``starting``: its weights are those the update starts from."""
+        """Return what one pass of the step comes to; ``starting``: its log-probabilities count as the first ones."""
         scores = policy = judged = None
         if not minibatch.critic_alone:
             explores = self._loss_settings.entropy_coefficient > 0
@@ -193,6 +198,7 @@ class UpdateSteps:
             if starting:
                 self.first[micro.flat] = scores.logprobs.detach().numpy()
                 self.first_model[micro.flat] = scores.model_logprobs.numpy()
+                self._at_start[micro.flat] = minibatch.index == 0
             policy = policy_loss(self._loss_input(scores, micro, minibatch), self._loss_settings)
         if self._critic is not None:
             values = self._critic.values(micro, None if scores is None else scores.hidden)
