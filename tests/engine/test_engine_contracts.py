@@ -1,16 +1,21 @@
 """The engine contract, for the fake and the embedded engine; and that the contracts can fail."""
 
+import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.errors import EngineError
-from hotpot.models import Decoder, DecoderConfig
+from hotpot.models import Decoder, DecoderConfig, load_policy
 from hotpot.testing.contracts_engine import (
     CONTRACT_SAMPLING,
     ENGINE_CONTRACTS,
@@ -20,6 +25,7 @@ from hotpot.testing.contracts_engine import (
     make_request,
 )
 from hotpot.testing.engine import FakeEngine
+from hotpot.testing.modules import write_module
 from hotpot.types import Purpose
 
 VOCAB, CONTEXT = 40, 64
@@ -75,6 +81,30 @@ def case(make: Callable[[], Any]) -> EngineCase:
     )
 
 
+@cache
+def module(kind: str, seed: int = 0) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return load_policy(write_module(Path(folder), kind, seed=seed), "transformers")
+
+
+def make_module_engine(kind: str, **changes: Any) -> EmbeddedEngine:
+    policy = module(kind)
+    return EmbeddedEngine(
+        policy,
+        policy.state_dict(),
+        settings=EngineSection(**{"max_concurrency": 8, **changes}),
+        max_context_tokens=CONTEXT,
+        sampling=CONTRACT_SAMPLING,
+    )
+
+
+MODULE_MAKERS: dict[str, Callable[[], Any]] = {
+    "gpt2": partial(make_module_engine, "gpt2"),
+    "gpt2, tiny prefills": partial(make_module_engine, "gpt2", max_concurrency=5, prefill_tokens=4),
+    "mistral": partial(make_module_engine, "mistral"),
+}
+"""With a cache, and with a window: computed again for every token."""
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "fake": make_fake,
     "fake, two tokens a step": lambda: make_fake(tokens_per_step=2, max_concurrency=3),
@@ -88,6 +118,42 @@ MAKERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("maker", MAKERS)
 def test_contract(contract: Callable[[EngineCase], None], maker: str) -> None:
     contract(case(MAKERS[maker]))
+
+
+@pytest.mark.parametrize("contract", ENGINE_CONTRACTS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("maker", MODULE_MAKERS)
+def test_contract_with_modules(contract: Callable[[EngineCase], None], maker: str) -> None:
+    kind = maker.partition(",")[0]
+    contract(
+        replace(case(MODULE_MAKERS[maker]), weights=lambda number: dict(module(kind, number).state_dict()))
+    )
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mistral", "bloom", "mamba"])
+def test_a_module_is_sampled_from_as_it_is(kind: str) -> None:
+    """Beside others and with what is kept of earlier turns: each token's log-probability is the module's own."""
+    engine, the_case = make_module_engine(kind, max_concurrency=5, prefill_tokens=16), case(make_fake)
+    answers: dict[str, Any] = {}
+    for turn in range(2):
+        requests = [
+            make_request(the_case, number, request_id=f"{turn}:{number}", max_tokens=9) for number in range(5)
+        ]
+        if answers:
+            requests = [
+                replace(r, prompt=np.concatenate([r.prompt, answers[f"0:{n}"].tokens, r.prompt[:2]]))
+                for n, r in enumerate(requests)
+            ]
+        answers = generate(engine, requests)
+        for request in requests:
+            answer = answers[request.request_id]
+            tokens = torch.from_numpy(np.concatenate([request.prompt, answer.tokens]).astype(np.int64))[None]
+            with torch.no_grad():
+                own = module(kind).module(input_ids=tokens, use_cache=False).logits.log_softmax(-1)[0]
+            sampled = range(len(request.prompt), tokens.shape[1])
+            expected = [float(own[at - 1, tokens[0, at]]) for at in sampled]
+            np.testing.assert_allclose(answer.model_logprobs, expected, atol=1e-4)
+    reused = [answer.report.reused_tokens for answer in answers.values()]
+    assert any(reused) == module(kind).caches
 
 
 class Broken(FakeEngine):

@@ -291,13 +291,13 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_serve(damage: Any,
 def test_weights_that_change_while_being_copied_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(make_decoder())
     moving = weights_of(make_decoder(1))
-    fill = engine._standby.fill
+    fill = engine._passes._standby.fill
 
     def fill_late(weights: Any) -> None:
         weights["norm.weight"][0] += 1
         fill(weights)
 
-    monkeypatch.setattr(engine._standby, "fill", fill_late)
+    monkeypatch.setattr(engine._passes._standby, "fill", fill_late)
     before = engine.info()
     with pytest.raises(EngineError, match="changed while being copied"):
         engine.publish(moving, 1)

@@ -17,7 +17,8 @@ from hotpot.errors import LearnerError, ModelFilesError, RecipeError
 from hotpot.learner import Learner
 from hotpot.learner.batches.passes import lay_out
 from hotpot.learner.scores.forward import score
-from hotpot.models import Decoder, checksum, load_decoder, save_model
+from hotpot.models import Decoder, checksum, load_decoder, load_policy, save_model
+from hotpot.testing.modules import write_module
 
 FILES = {"tokenizer.json": b"{}"}
 
@@ -242,3 +243,37 @@ def test_the_adapters_configuration_is_the_same_in_every_process(tmp_path: Path)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["target_modules"] == sorted(LearnerSection().lora_targets)
     assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (4, 8.0, 0.0)
+
+
+# peft asks transformers for a name that the latter will drop.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [("gpt_neox", ("query_key_value", "dense_h_to_4h")), ("gemma2", ("q_proj", "down_proj"))],
+)
+def test_a_module_of_transformers_learns_by_adapters_too(tmp_path: Path, kind: str, targets) -> None:
+    start = write_module(tmp_path / "start", kind)
+    base = load_policy(start)
+    before = checksum(base.state_dict())
+    learner = make_learner(base, lora_targets=targets, reference="itself", kl_coefficient=0.1)
+    learner.update(make_batch(), update=1, policy_version=3)
+    learner.save(tmp_path / "checkpoint", {})
+    assert checksum(base.state_dict()) == before != checksum(learner.weights())
+    assert list(learner.weights()) == list(base.state_dict())
+    resumed = make_learner(load_policy(start), lora_targets=targets, reference="itself", kl_coefficient=0.1)
+    resumed.load(tmp_path / "checkpoint")
+    assert checksum(resumed.weights()) == checksum(learner.weights())
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32),
+        tmp_path / "checkpoint" / "adapter",
+    )
+    tokens = torch.arange(1, 20)[None]
+    with torch.no_grad():
+        wanted = learner.decoder.logits(learner.decoder(tokens, torch.arange(19)[None]))
+        plain = base.logits(base(tokens, torch.arange(19)[None]))
+        assert not torch.allclose(wanted, plain, atol=1e-3)
+        for oracle in (adapted, whole):
+            assert torch.allclose(oracle(tokens, use_cache=False).logits, wanted, atol=1e-4)
+    with pytest.raises(LearnerError, match="can't compute its layers again"):
+        make_learner(load_policy(start), lora_targets=targets, gradient_checkpointing=True)

@@ -1,6 +1,6 @@
-"""The engine that runs in this process: batched generation with a key/value cache over the decoder of ``models``.
+"""The engine that runs in this process: batched generation over the policies of ``models``.
 
-Owns its own copy of the weights, the cache, and what happens in a step::
+Owns what happens in a step; weights and cache are with :mod:`.embedded_passes`::
 
     submit ──► gate ──► Scheduler: waiting ──► slot ──► SharedPrompts: the first of a prompt computes it
                                                  │ plan_stream: one token of every generating request,
@@ -24,10 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotpot.config.sections import EngineSection
-from hotpot.engine.embedded_attention import StreamAttention
-from hotpot.engine.embedded_cache import SlotCache
-from hotpot.engine.embedded_forward import forward, rotary_table
-from hotpot.engine.embedded_weights import PackedWeights, load
+from hotpot.engine.embedded_passes import make_passes
 from hotpot.engine.gate import RequestGate
 from hotpot.engine.rows import Flight, RowTable
 from hotpot.engine.sampler import sample
@@ -35,7 +32,7 @@ from hotpot.engine.scheduler import Scheduler
 from hotpot.engine.shared_prompts import SharedPrompts
 from hotpot.engine.stream import Stream, plan_stream
 from hotpot.errors import EngineError
-from hotpot.models import DecoderConfig, Weights
+from hotpot.models import DecoderConfig, Policy, Weights
 from hotpot.types import (
     EngineInfo,
     EngineReport,
@@ -52,21 +49,21 @@ _NAME, _PRECISION, _DEVICE = "embedded", "float32", "cpu"
 
 
 class EmbeddedEngine:
-    """Implements :class:`hotpot.engine.Engine` with a :class:`hotpot.models.Decoder`'s mathematics on the CPU.
+    """Implements :class:`hotpot.engine.Engine` on the CPU.
 
     Parameters
     ----------
-    config: shape of the decoder.
+    model: shape of a :class:`hotpot.models.Decoder`, or a policy of another kind, which is copied.
     weights: what it serves first; copied.
     settings: the recipe's ``[engine]`` section.
-    max_context_tokens: prompt and sampled tokens of one request together; at most what the decoder is built for.
+    max_context_tokens: prompt and sampled tokens of one request together; at most what the model is built for.
     sampling: frozen parameters of each purpose the engine serves.
     policy_version: version of ``weights``.
     """
 
     def __init__(
         self,
-        config: DecoderConfig,
+        model: DecoderConfig | Policy,
         weights: Weights,
         *,
         settings: EngineSection,
@@ -74,6 +71,7 @@ class EmbeddedEngine:
         sampling: Mapping[Purpose, SamplingParams],
         policy_version: int = 0,
     ) -> None:
+        config = model.config if isinstance(model, Policy) else model
         if max_context_tokens > config.max_context_tokens:
             raise EngineError(
                 f"max_context_tokens is {max_context_tokens} but the model is built for {config.max_context_tokens}; "
@@ -82,15 +80,15 @@ class EmbeddedEngine:
         self.gate = RequestGate(sampling, vocab_size=config.vocab_size, max_context_tokens=max_context_tokens)
         self._params = list(dict.fromkeys(sampling.values()))
         self._settings = settings
-        self._config = config
         self._max_context = max_context_tokens
-        self._table = rotary_table(config, max_context_tokens)
-        self._serving, self._standby = PackedWeights(config), PackedWeights(config)
-        self._checksum = load(self._serving, weights)
+        slots = settings.max_concurrency
+        self._passes = make_passes(
+            model, num_slots=slots, max_context_tokens=max_context_tokens, budget=settings.prefill_tokens
+        )
+        self._checksum = self._passes.load(weights)
+        self._passes.flip()
         self._version = policy_version
         self._epoch = 0
-        slots = settings.max_concurrency
-        self._cache = SlotCache(config, slots, max_context_tokens)
         self._rows = RowTable(
             slots,
             max_context_tokens,
@@ -153,10 +151,10 @@ class EmbeddedEngine:
                 f"policy version {policy_version} does not grow: {self._version} is being served; "
                 "versions are never reused, take the next one"
             )
-        found = load(self._standby, weights)
+        found = self._passes.load(weights)
         for slot, flight in self._flights.items():
             self._close_span(slot, flight)
-        self._serving, self._standby = self._standby, self._serving
+        self._passes.flip()
         self._version, self._checksum = policy_version, found
         self._epoch += 1
         nothing_sampled = self._rows.count[self._generating] == 0
@@ -194,7 +192,7 @@ class EmbeddedEngine:
         if self._closed:
             return
         self._closed = True
-        del self._serving, self._standby, self._cache, self._rows
+        del self._passes, self._rows
 
     def _check_open(self) -> None:
         if self._closed:
@@ -205,13 +203,14 @@ class EmbeddedEngine:
         for admission in self._scheduler.admit():
             request, submitted = self._waiting.pop(admission.request_id)
             slot = admission.slot
-            reused = self._rows.reusable(slot, request.prompt, self._epoch) if admission.returning else 0
+            kept = admission.returning and self._passes.remembers
+            reused = self._rows.reusable(slot, request.prompt, self._epoch) if kept else 0
             self._rows.enter(slot, request, reused, self._epoch)
             self._rows.purpose[slot] = self._params.index(request.sampling)
             self._flights[slot] = Flight(
                 request=request, slot=slot, reused=reused, submitted_s=submitted, admitted_s=now
             )
-            if reused:
+            if reused or not self._passes.remembers:
                 self._prompts[slot] = None
             else:
                 self._share(slot, request.prompt)
@@ -232,8 +231,7 @@ class EmbeddedEngine:
     def _adopt(self, leader: int, slots: list[int]) -> None:
         """Let ``slots``, which have the same prompt as ``leader``, generate from its keys and values."""
         reused = int(self._rows.length[slots[0]]) - 1
-        self._cache.reserve(reused + 1)
-        self._cache.copy(leader, torch.tensor(slots), reused)
+        self._passes.copy(leader, torch.tensor(slots), reused)
         self._rows.cached[slots], self._rows.epoch[slots] = reused, self._epoch
         for slot in slots:
             self._flights[slot].reused = reused
@@ -241,15 +239,7 @@ class EmbeddedEngine:
 
     def _forward(self, stream: Stream) -> NDArray[np.float32]:
         """Compute one pass; return logits float32 ``[M, vocab_size]`` of the stream's wanted tokens."""
-        self._cache.reserve(int(stream.positions.max()) + 1)
-        logits = forward(
-            self._serving,
-            self._table,
-            torch.from_numpy(self._rows.tokens[stream.slots, stream.positions].astype(np.int64)),
-            torch.from_numpy(stream.positions),
-            StreamAttention(self._cache, stream),
-        )
-        result: NDArray[np.float32] = logits.numpy()
+        result: NDArray[np.float32] = self._passes.logits(self._rows, stream).numpy()
         return result
 
     def _sample(self, slots: NDArray[np.int64], logits: NDArray[np.float32]) -> list[Generation]:
@@ -290,7 +280,7 @@ class EmbeddedEngine:
             self._rows.epoch[slot] = -1
             self._prompts.pop(slot, None)
             self._prompts |= dict.fromkeys(self._shared.release(slot))
-        self._cache.clear(torch.from_numpy(slots))
+        self._passes.clear(torch.from_numpy(slots))
         self._generating = np.setdiff1d(self._generating, slots, assume_unique=True)
         raise EngineError(
             f"policy version {self._version} gives logits that are no distribution (NaN or infinity) for "

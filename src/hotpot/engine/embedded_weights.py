@@ -10,6 +10,7 @@ what :meth:`PackedWeights.fill` got, :meth:`PackedWeights.unpack` gives back bit
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -137,7 +138,17 @@ class PackedWeights:
         return rows.view(heads, self.config.head_dim, -1)[:, order].reshape(rows.shape)
 
 
-def load(buffer: PackedWeights, weights: Weights) -> str:
+class Buffer(Protocol):
+    """A copy of weights that is filled in place."""
+
+    def fill(self, weights: Weights) -> None:
+        """Copy ``weights`` here."""
+
+    def unpack(self) -> dict[str, Tensor]:
+        """Return them as :meth:`fill` got them, bit for bit."""
+
+
+def load(buffer: Buffer, weights: Weights) -> str:
     """Copy ``weights`` into ``buffer`` and return their checksum.
 
     Raises :class:`EngineError` where names, shapes or types do not fit, a value is not finite, or the copy is not what
@@ -149,7 +160,7 @@ def load(buffer: PackedWeights, weights: Weights) -> str:
         wrong = sorted(n for n in expected.keys() | given.keys() if expected.get(n) != given.get(n))
         raise EngineError(
             f"the weights do not fit the engine's model: {wrong[0]} has shape {given.get(wrong[0])}, expected "
-            f"{expected.get(wrong[0])} ({len(wrong)} differ); publish weights of the same decoder"
+            f"{expected.get(wrong[0])} ({len(wrong)} differ); publish weights of the same model"
         )
     for name, tensor in weights.items():
         if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):

@@ -118,7 +118,7 @@ def read(folder: Path, parts: Parts) -> Counters:
             f"{sorted(modules) or 'nothing'}; set learner.critic as it was when this checkpoint was written"
         )
     _check_base(folder, state.get("adapter"), adapters)
-    loaded = load_policy(folder)
+    loaded = load_policy(folder, parts.policy.implementation)
     if loaded.config != parts.policy.config:
         raise ModelFilesError(
             f"{folder} holds a model of another shape ({loaded.config}) than the learner's ({parts.policy.config}); "

@@ -42,6 +42,7 @@ from hotpot.learner.scores.critic import Critic, state_values
 from hotpot.learner.scores.kl_reward import Divergences, costs, divergences
 from hotpot.learner.update.checks import (
     check_arrays,
+    check_packing,
     check_reference,
     check_sequences,
     check_skips,
@@ -94,6 +95,8 @@ class Learner:
             )
         if reference is not None:
             check_reference(reference.config, decoder.config)
+            check_packing(reference, settings.packing)
+        check_packing(decoder, settings.packing)
         self._parts = Parts(decoder, settings, reference=reference, seed=seed)
         self.decoder, self.critic, self.reference = self._parts.policy, self._parts.critic, reference
         self.settings = settings

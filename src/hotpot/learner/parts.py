@@ -40,6 +40,11 @@ class Parts:
                 "the reference is the policy itself and would learn with it; give a policy of its own, or set "
                 "learner.lora_rank"
             )
+        if settings.gradient_checkpointing and not policy.checkpoints:
+            raise LearnerError(
+                f"learner.gradient_checkpointing = true, and a {type(policy).__name__} can't compute its layers again; set it "
+                "to false, or choose a model that Hotpot's own decoder computes"
+            )
         self.critic = None if settings.critic == "none" else Critic(policy, settings.critic)
         self.policy = policy if self.adapters is None else self.adapters.policy
         self.reference = reference

@@ -2,7 +2,7 @@
 
 from hotpot.models.decoder import Decoder, KeyValueCache
 from hotpot.models.decoder_config import DecoderConfig
-from hotpot.models.files import load_decoder, load_policy, save_model
+from hotpot.models.files import Implementation, load_decoder, load_policy, save_model
 from hotpot.models.machine import arithmetic
 from hotpot.models.policy import PastTokens, Policy, PolicyConfig
 from hotpot.models.threads import measure_threads, training_work, use_threads
@@ -12,6 +12,7 @@ from hotpot.models.weights import Weights, checksum, copy_weights
 __all__ = [
     "Decoder",
     "DecoderConfig",
+    "Implementation",
     "KeyValueCache",
     "PastTokens",
     "Policy",

@@ -156,8 +156,9 @@ class Layer(nn.Module):
 class Decoder(Policy):
     """A policy of the Llama/Qwen family: it packs, and it takes a cache."""
 
+    implementation = "hotpot"
     config: DecoderConfig
-    packs = caches = True
+    packs = caches = checkpoints = True
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

@@ -73,29 +73,34 @@ def config_to_dict(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def not_computed(values: Mapping[str, Any]) -> str:
+    """Return what of the config.json ``values`` the decoder does not compute, in words; "" where it computes all."""
+    model_type = values.get("model_type")
+    if model_type not in _ARCHITECTURES:
+        return f"model_type {model_type!r} is not one of {sorted(_ARCHITECTURES)}"
+    rope = _rope(values)
+    unsupported = {
+        "rope type": rope.get("rope_type", rope.get("type", "default")) not in ("default", None),
+        "sliding window": bool(values.get("use_sliding_window")),
+        "activation": values.get("hidden_act", "silu") != "silu",
+        "mlp bias": bool(values.get("mlp_bias")),
+        "quantisation": bool(values.get("quantization_config")),
+    }
+    missing = [part for part, present in unsupported.items() if present]
+    return f"this decoder has no such {missing[0]} as config.json asks for" if missing else ""
+
+
 def config_from_dict(values: Mapping[str, Any], *, source: str) -> DecoderConfig:
     """Return the shape described by a config.json of transformers.
 
     Raises :class:`ModelFilesError` where the architecture is none of Llama, Qwen2, Qwen3, or uses a part this decoder
     does not have (rope scaling, sliding windows, other activations).
     """
-    model_type = values.get("model_type")
-    if model_type not in _ARCHITECTURES:
+    if problem := not_computed(values):
         raise ModelFilesError(
-            f"{source}: model_type {model_type!r} is not one of {sorted(_ARCHITECTURES)}; convert the model, or choose another"
+            f'{source}: {problem}; let transformers compute it (model.implementation = "auto"), or choose another model'
         )
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    unsupported = {
-        "rope type": rope.get("rope_type", rope.get("type", "default")) not in ("default", None),
-        "sliding window": bool(values.get("use_sliding_window")),
-        "activation": values.get("hidden_act", "silu") != "silu",
-        "mlp bias": bool(values.get("mlp_bias")),
-    }
-    for part, present in unsupported.items():
-        if present:
-            raise ModelFilesError(
-                f"{source}: this decoder has no such {part} as config.json asks for; choose another model"
-            )
+    rope, model_type = _rope(values), values["model_type"]
     try:
         return DecoderConfig(
             vocab_size=values["vocab_size"],
@@ -117,3 +122,7 @@ def config_from_dict(values: Mapping[str, Any], *, source: str) -> DecoderConfig
         raise ModelFilesError(
             f"{source}: config.json has no {missing}; it is not a whole model folder"
         ) from None
+
+
+def _rope(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return values.get("rope_parameters") or values.get("rope_scaling") or {}

@@ -6,6 +6,7 @@ Owns reading and writing them, whole or not at all. A folder written here loads 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -13,9 +14,11 @@ from safetensors.torch import load_file
 
 from hotpot.errors import ModelFilesError
 from hotpot.models.decoder import Decoder
-from hotpot.models.decoder_config import config_from_dict
+from hotpot.models.decoder_config import config_from_dict, not_computed
 from hotpot.models.disk import write_bytes
 from hotpot.models.policy import Policy
+
+Implementation = Literal["auto", "hotpot", "transformers"]
 
 
 def save_model(folder: Path, policy: Policy, tokenizer_files: Mapping[str, bytes]) -> None:
@@ -26,12 +29,35 @@ def save_model(folder: Path, policy: Policy, tokenizer_files: Mapping[str, bytes
     policy.save(folder)
 
 
-def load_policy(folder: Path) -> Policy:
-    """Read a policy from a model folder, in float32.
+def load_policy(folder: Path, implementation: Implementation = "auto") -> Policy:
+    """Read a policy from a model folder, in float32: the one place that says who computes which model.
 
-    Raises :class:`ModelFilesError` where the folder is missing, truncated, or of another architecture.
+    ``auto``: this package's decoder where it computes all that config.json asks for, else transformers. ``hotpot`` and
+    ``transformers``: that one, or an error.
+    Raises :class:`ModelFilesError` where the folder is missing, truncated, or of an architecture nobody computes.
     """
-    return load_decoder(folder)
+    values = read_config(folder)
+    ours = implementation == "hotpot" or (implementation == "auto" and not not_computed(values))
+    if ours:
+        return load_decoder(folder)
+    from hotpot.models.transformers_folder import load_module  # transformers takes seconds to import
+
+    return load_module(folder, values)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a model folder. Raises :class:`ModelFilesError` where there is none, or no JSON in it."""
+    if not (folder / "config.json").is_file():
+        raise ModelFilesError(
+            f"no model at {folder} (no config.json); make one with `hotpot model warmstart RECIPE --out {folder}`"
+        )
+    try:
+        values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise ModelFilesError(
+            f"{folder / 'config.json'} is not JSON ({error}); the folder is damaged, make it again"
+        ) from None
+    return values
 
 
 def load_decoder(folder: Path) -> Decoder:
@@ -39,17 +65,7 @@ def load_decoder(folder: Path) -> Decoder:
 
     Raises :class:`ModelFilesError` where the folder is missing, truncated, or of another architecture.
     """
-    if not (folder / "config.json").is_file():
-        raise ModelFilesError(
-            f"no model at {folder} (no config.json); make one with `hotpot model warmstart RECIPE --out {folder}`"
-        )
-    try:
-        values = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
-        raise ModelFilesError(
-            f"{folder / 'config.json'} is not JSON ({error}); the folder is damaged, make it again"
-        ) from None
-    decoder = Decoder(config_from_dict(values, source=str(folder)))
+    decoder = Decoder(config_from_dict(read_config(folder), source=str(folder)))
     shards = sorted(folder.glob("*.safetensors"))
     if not shards:
         raise ModelFilesError(

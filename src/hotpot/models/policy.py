@@ -11,7 +11,7 @@ evaluation mode compute the same (no dropout: it would be noise in every ratio).
 import copy
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol, Self
+from typing import ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,20 +48,22 @@ class PastTokens(Protocol):
 class Policy(nn.Module, ABC):
     """A causal language model as the rest of Hotpot sees it. Parameters keep the names of the kind it is.
 
-    ``packs``: whether ``attend`` and ``positions`` are followed exactly, so that several sequences can stand in one row.
+    ``implementation`` is the kind's name in a recipe. ``packs``: whether ``attend`` and ``positions`` are followed exactly, so that several sequences can stand in one row.
     ``caches``: whether it takes a ``cache``, so that a shared prefix is computed once.
 
     How a learner computes with it: ``precision`` is what the matrix products of its layers are of, float32 or, under
     torch's autocast, bfloat16; weights and logits are float32 in either. With ``gradient_checkpointing`` a pass with
     gradient keeps each layer's input only and computes what is inside again when the gradient is taken (arXiv:1604.06174):
-    less memory, about a third more work, the same bits.
+    less memory, about a third more work, the same bits; ``checkpoints`` says whether this kind can.
     """
 
+    implementation: ClassVar[Literal["hotpot", "transformers"]]
     config: PolicyConfig
     packs: bool
     caches: bool
     precision: torch.dtype = torch.float32
     gradient_checkpointing: bool = False
+    checkpoints: bool = False
 
     @abstractmethod
     def forward(

@@ -9,7 +9,6 @@ import numpy as np
 
 from hotpot.config import Recipe
 from hotpot.engine.embedded import EmbeddedEngine
-from hotpot.errors import EngineError
 from hotpot.models import Decoder, Policy, measure_threads, training_work
 from hotpot.types import GenerationRequest, Purpose, SampleKey, SamplingParams
 
@@ -38,10 +37,8 @@ def make_engine(
     recipe: Recipe, policy: Policy, sampling: dict[Purpose, SamplingParams], version: int
 ) -> EmbeddedEngine:
     """Return an engine that serves ``policy``'s weights, copied, as policy version ``version``."""
-    if not isinstance(policy, Decoder):
-        raise EngineError(f"the embedded engine computes no {type(policy).__name__}; choose another model")
     return EmbeddedEngine(
-        policy.config,
+        policy.config if isinstance(policy, Decoder) else policy,
         policy.state_dict(),
         settings=recipe.engine,
         max_context_tokens=recipe.rollout.max_context_tokens,

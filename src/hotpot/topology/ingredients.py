@@ -82,7 +82,10 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
         )
     mix = read_mix(recipe)
     tokenizer = PolicyTokenizer.load(folder)
-    decoder = load_policy((first or recipe.model.path or folder) if recipe.learner.lora_rank else folder)
+    adapted = bool(recipe.learner.lora_rank)
+    decoder = load_policy(
+        (first or recipe.model.path or folder) if adapted else folder, recipe.model.implementation
+    )
     if tokenizer.vocab_size > decoder.config.vocab_size:
         raise RecipeError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {decoder.config.vocab_size}; "
@@ -153,7 +156,7 @@ def read_reference(
             f"the reference at {folder} has another tokenizer than the policy, so their log-probabilities are not of "
             "the same tokens; choose a reference of the same family"
         )
-    reference = load_policy(folder)
+    reference = load_policy(folder, recipe.model.implementation)
     if recipe.rollout.max_context_tokens > reference.config.max_context_tokens:
         raise RecipeError(
             f"rollout.max_context_tokens = {recipe.rollout.max_context_tokens} is more than the "

@@ -253,11 +253,12 @@ def _check_model(taking: Taking) -> None:
     if "model.path" not in taking.changed or not kept or taking.recipe.model.path is None:
         return
     old = read_manifest(checkpoint_folder(taking.folder, kept[0]))["weights_checksum"]
-    decoder = load_policy(taking.recipe.model.path)
+    implementation = taking.recipe.model.implementation
+    decoder = load_policy(taking.recipe.model.path, implementation)
     new = checksum(decoder.state_dict())
     if new == old:
         return
-    was = load_policy(checkpoint_folder(taking.folder, kept[0])).config
+    was = load_policy(checkpoint_folder(taking.folder, kept[0]), implementation).config
     shape = "of the same shape" if was == decoder.config else f"of shape {decoder.config}, not {was}"
     raise RecipeError(
         f"model.path = {taking.recipe.model.path} has weights {new}, {shape}; {taking.folder} began with {old}, and a "

@@ -1,7 +1,7 @@
 """The policy, and the warm start that makes a small one."""
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -13,6 +13,9 @@ class ModelSection(Section):
 
     path: Path | None = None
     """Folder in the format of transformers (config.json, safetensors, tokenizer, chat template)."""
+    implementation: Literal["auto", "hotpot", "transformers"] = "auto"
+    """Who computes it: Hotpot's own decoder where it has all that config.json asks for, else the module of transformers;
+    or always that one."""
 
 
 class WarmstartSection(Section):

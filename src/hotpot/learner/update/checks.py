@@ -12,9 +12,10 @@ import numpy as np
 from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience.sequences.segments import TrainingSequence
+from hotpot.learner.batches.arrangement import Packing
 from hotpot.learner.batches.batches import Batch, order_sequences
 from hotpot.learner.update.results import NonFiniteError, UpdateResult
-from hotpot.models import PolicyConfig
+from hotpot.models import Policy, PolicyConfig
 
 
 def check_sequences(sequences: Sequence[TrainingSequence], *, max_context_tokens: int) -> None:
@@ -79,6 +80,15 @@ def check_reference(reference: PolicyConfig, policy: PolicyConfig) -> None:
         raise LearnerError(
             f"the reference has a context of {reference.max_context_tokens} tokens, less than the policy's "
             f"{policy.max_context_tokens}; set learner.reference_path to a model whose context is at least as long"
+        )
+
+
+def check_packing(model: Policy, packing: Packing) -> None:
+    """Raise :class:`LearnerError` where ``model`` can't compute several sequences in one row and is asked to."""
+    if packing == "packed" and not model.packs:
+        raise LearnerError(
+            f"{getattr(model.config, 'architecture', type(model).__name__)} does not keep sequences of one row apart "
+            'by a mask; set learner.packing = "padded"'
         )
 
 
