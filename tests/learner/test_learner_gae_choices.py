@@ -13,6 +13,7 @@ from hotpot.config import Recipe
 from hotpot.config.sections import LearnerSection
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
+from hotpot.learner.faults.norm_watch import MIN_NORMS
 from hotpot.learner.scores.critic import Critic
 from hotpot.learner.scores.kl_reward import divergences
 from hotpot.learner.update import gradients
@@ -148,7 +149,56 @@ def test_a_separate_critic_whose_gradient_alone_is_not_finite_names_who_it_came_
     (step,) = learner.update(make_batch(), update=1, policy_version=3).steps
     assert step.finding is not None
     assert (step.finding.reason, step.finding.trajectories) == ("non_finite_gradient", ("0.1.0",))
+    assert step.finding.network == "critic"
+    assert math.isfinite(step.grad_norm)
     assert checksum(learner.weights()) == before
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_separate_critic_that_explodes_is_told_of_by_its_own_norms(
+    skip: bool, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    learner = make_learner("separate", minibatches=1, critic_extra_epochs=1, skip_exploding=skip)
+    for update in range(1, MIN_NORMS // 2 + 1):
+        calm = learner.update(make_batch(), update=update, policy_version=3)
+        assert [step.finding for step in calm.steps] == [None, None]
+        assert len(calm.critic_grad_norms) == 2
+    (member,) = [m for m in batch_of(make_batch()).sequences if m.sequence.trajectory_id == "0.1.0"]
+    real = Critic.values
+
+    def values(self, micro, hidden):
+        found = real(self, micro, hidden)
+        factor = torch.ones(len(micro.flat))
+        factor[torch.from_numpy(np.isin(micro.flat, np.arange(member.start, member.stop)))] = 1e5
+        if found.requires_grad:
+            found.register_hook(lambda gradient: gradient * factor)
+        return found
+
+    monkeypatch.setattr(Critic, "values", values)
+    learner.save(tmp_path, {})
+    again = make_learner("separate", minibatches=1, critic_extra_epochs=1, skip_exploding=skip)
+    again.load(tmp_path)
+    before, number = checksum(learner.weights()), MIN_NORMS // 2 + 1
+    result = learner.update(make_batch(), update=number, policy_version=3)
+    for step in result.steps:
+        assert step.finding is not None
+        assert step.finding.network == "critic"
+        assert (step.finding.reason, step.finding.trajectories) == ("exploding_gradient", ("0.1.0",))
+        assert step.finding.grad_norm == step.critic_grad_norm > 10 * step.finding.median_norm
+    assert (checksum(learner.weights()) == before) is skip
+    counted = (
+        len(result.taken),
+        len(result.taken_by_critic),
+        result.skipped_steps,
+        result.skipped_critic_steps,
+    )
+    assert counted == ((0, 0, 2, 1) if skip else (1, 1, 0, 0))
+    assert result.skipped_at == ((0, 1) if skip else ())
+    # The norms it is measured against are carried by a checkpoint.
+    same = again.update(make_batch(), update=number, policy_version=3)
+    assert [s.finding.median_norm for s in same.steps if s.finding] == [
+        s.finding.median_norm for s in result.steps if s.finding
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,7 +210,11 @@ def test_the_norm_that_is_told_is_of_all_that_is_clipped_with_the_policy(kind: s
     for parameter in (*policy, *value):
         parameter.grad = torch.ones_like(parameter)
     together = [*policy, *value] if kind == "head" else policy
-    assert own.clip() == pytest.approx(sum(p.numel() for p in together) ** 0.5)
+    norms = own.clip()
+    assert norms.policy == pytest.approx(sum(p.numel() for p in together) ** 0.5)
+    assert (norms.critic is None) is (kind == "head")
+    if norms.critic is not None:
+        assert norms.critic == pytest.approx(sum(p.numel() for p in value) ** 0.5)
     for group in [together] if kind == "head" else [policy, value]:
         assert sum(float(p.grad.square().sum()) for p in group) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
 
@@ -175,8 +229,13 @@ def test_a_critic_that_learns_on_alone_breaks_alone(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Critic, "values", values)
     learner = make_learner("separate", minibatches=1, critic_extra_epochs=2)
-    taken, skipped = learner.update(make_batch(), update=1, policy_version=3).steps
+    result = learner.update(make_batch(), update=1, policy_version=3)
+    taken, skipped, alone = result.steps
     assert (taken.skipped, taken.epoch, skipped.epoch) == (False, 0, 1)
+    assert (alone.skipped, alone.epoch, alone.critic_alone) == (False, 2, True)
+    assert (result.skipped_steps, result.skipped_critic_steps, result.skipped_at) == (1, 1, (1,))
+    assert result.critic_losses.tolist() == [alone.value_loss]
+    assert result.critic_grad_norms.tolist() == [taken.critic_grad_norm, alone.critic_grad_norm]
     assert skipped.finding is not None
     (token,) = skipped.finding.tokens
     assert (token.term, token.cause) == ("value", "new_value")

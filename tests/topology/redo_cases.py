@@ -7,7 +7,15 @@ from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
 from hotpot.topology.redo import redo
 
 SHAPES = {
+    "critic": (
+        "learner.advantages=gae", "learner.critic=separate", "learner.critic_extra_epochs=2", "learner.gae_lambda=0.9",
+        "learner.critic_learning_rate=1e-3", "learner.entropy_coefficient=0.01", "topology.updates=3",
+    ),
     "epochs": ("topology.updates=8", "learner.epochs=2", "learner.final_learning_rate_share=0.25"),
+    "head": (
+        "learner.advantages=gae", "learner.critic=head", "learner.value_clip=0.2", "learner.epochs=2",
+        "learner.gae_level=step", "topology.updates=3",
+    ),
     "recomputed": ("learner.old_logprobs=recomputed", "sampling.training.top_p=0.9"),
     "reference": ("learner.kl_coefficient=0.1", "learner.packing=packed", "learner.aggregation=sequence_mean"),
     "replay": ("replay.share=0.5", "replay.hot_share=0.5", "replay.weighting=positive", "topology.updates=4"),

@@ -71,6 +71,19 @@ def test_changed_settings_show_every_figure_and_change_nothing_after(folder) -> 
         list(redo(folder, "1", Changes(settings=("learner.clip_lov=3",))))
 
 
+def test_how_a_critic_learns_may_be_changed_and_what_it_is_may_not(run) -> None:
+    folder = run(*SHAPES["critic"], "topology.updates=2")
+    changes = ("learner.value_coefficient=0.5", "learner.critic_extra_epochs=1")
+    (one,) = redo(folder, "2", Changes(settings=changes))
+    figures = {figure.name: figure for figure in one.findings.figures}
+    assert all(figures[name].same for name in ("starting_weights", "batch_hash", "value_losses[0]"))
+    assert not figures["losses[0]"].same
+    critic = [figure for name, figure in figures.items() if name.startswith("critic_losses[")]
+    assert [figure.redone is None for figure in critic] == [False] * 2 + [True] * 2
+    with pytest.raises(RecipeError, match=r"started from what its critic \('separate'\) had learned"):
+        list(redo(folder, "2", Changes(settings=("learner.critic=head", "learner.critic_extra_epochs=0"))))
+
+
 REWARDS = """
 def same(trajectory):
     assert trajectory.steps and trajectory.record.row.env == trajectory.env

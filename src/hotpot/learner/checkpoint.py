@@ -42,13 +42,15 @@ _OPTIONAL = {"modules", "adapter", "precision"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
     """Last update learned, optimiser steps taken so far, the trajectories named by each step skipped in a row, the running
-    scales as plain values, and the gradient norms that the next ones are measured against, oldest first."""
+    scales as plain values, and the gradient norms that the next ones are measured against, oldest first: the policy's and
+    a separate critic's."""
 
     update: int
     optimizer_steps: int
     skipped_in_a_row: tuple[tuple[str, ...], ...]
     scales: Mapping[str, Any] = field(default_factory=dict)
     norms: tuple[float, ...] = ()
+    critic_norms: tuple[float, ...] = ()
 
 
 def write(
@@ -143,6 +145,7 @@ def read(folder: Path, parts: Parts) -> Counters:
         skipped_in_a_row=tuple(tuple(names) for names in state["skipped_in_a_row"]),
         scales=state["scales"],
         norms=tuple(state["norms"]),
+        critic_norms=tuple(state.get("critic_norms", ())),
     )
     _check_shapes(folder, modules, further)
     _put(parts, moments, folder, counters.optimizer_steps)

@@ -113,6 +113,7 @@ class Learner:
         self.scales = RunningScales()
         self._skipped_in_a_row: list[tuple[str, ...]] = []
         self._watch = NormWatch(settings.max_grad_norm_ratio)
+        self._critic_watch = NormWatch(settings.max_grad_norm_ratio)
 
     def update(
         self,
@@ -151,6 +152,7 @@ class Learner:
             policy_version=policy_version,
             watch=self._watch,
             critic=self.critic,
+            critic_watch=self._critic_watch,
         )
         terms = self._terms(run, policy_version)
         steps: list[OptimizerStep] = []
@@ -169,6 +171,7 @@ class Learner:
             policy_version=policy_version,
             epochs=self.settings.epochs,
             learning_rate=self.learning_rate(update),
+            critic_learning_rate=None if self.critic is None else self._rates(update)[1],
             has_reference=self.reference is not None,
         )
         check_skips(result, self._skipped_in_a_row, self.settings)
@@ -221,6 +224,7 @@ class Learner:
         self._skipped_in_a_row = list(counters.skipped_in_a_row)
         self.scales = RunningScales.from_dict(counters.scales)
         self._watch.recall(counters.norms)
+        self._critic_watch.recall(counters.critic_norms)
 
     def _batch(
         self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]
@@ -283,12 +287,13 @@ class Learner:
             skipped_in_a_row=tuple(self._skipped_in_a_row),
             scales=self.scales.to_dict(),
             norms=self._watch.norms,
+            critic_norms=self._critic_watch.norms,
         )
 
     def _count(self, step: OptimizerStep) -> None:
-        """Count ``step`` as taken or skipped."""
+        """Count ``step`` as taken or skipped; one that only the critic took says nothing of the policy."""
         if step.skipped:
             self._skipped_in_a_row.append(step.culprits)
-        else:
+        elif not step.critic_alone:
             self.optimizer_steps += 1
             self._skipped_in_a_row.clear()

@@ -120,6 +120,7 @@ def _figures(finding: Finding) -> dict[str, Any]:
         "norms": [_number(norm) for norm in finding.norms],
         "passes": list(finding.passes),
         "num_tokens": finding.num_tokens,
+        "network": finding.network,
         "grad_norm": _number(finding.grad_norm),
         "median_norm": _number(finding.median_norm),
     }

@@ -31,6 +31,9 @@ REPLAYED = ("hot", "cold")
 ROUNDING = 1e-3
 """Largest relative difference between losses that another machine's rounding is taken to explain."""
 
+CRITIC_TOLD = 4
+"""Schema version from which on what only the critic's weights came by is recorded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -105,7 +108,10 @@ def compare(row: UpdateRow, result: UpdateResult) -> Comparison:
     if row.learning_rate != result.learning_rate:
         found.append(f"learning_rate is {result.learning_rate!r}, recorded {row.learning_rate!r}")
     close = row.learning_rate == result.learning_rate
-    for name in ("losses", "grad_norms"):
+    names = ["losses", "grad_norms"]
+    if row.schema_version >= CRITIC_TOLD:
+        names += ["critic_losses", "critic_grad_norms"]
+    for name in names:
         old, new = getattr(row, name), getattr(result, name)
         if old.tobytes() != new.tobytes():
             found.append(f"{name} are {new.tolist()}, recorded {old.tolist()}")

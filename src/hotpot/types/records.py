@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of everything in this module. It grows by one with every change of a column that has landed."""
 
 
@@ -207,8 +207,18 @@ class UpdateRow:
         "Members of drawn trajectories' groups that were not in the batch but counted in their baselines"
     )
     epochs: int = column("Passes over the batch", unit="epochs")
-    optimizer_steps: int = column("Optimiser steps taken", unit="steps")
-    skipped_steps: int = column("Optimiser steps skipped for a non-finite loss or gradient", unit="steps")
+    optimizer_steps: int = column(
+        "Optimiser steps taken, those in which only the critic learned left out", unit="steps"
+    )
+    critic_steps: int = column(
+        "Optimiser steps taken in which only the critic learned, behind the others", unit="steps"
+    )
+    skipped_steps: int = column(
+        "Optimiser steps skipped for a non-finite or exploding loss or gradient", unit="steps"
+    )
+    skipped_critic_steps: int = column(
+        "Those of skipped_steps in which only the critic would have learned", unit="steps"
+    )
     skipped_trajectories: tuple[str, ...] = column("Trajectories named by a skipped step")
     skipped_at: tuple[int, ...] = column(
         "Which optimiser steps were skipped, counted from 0 over all that were tried"
@@ -218,27 +228,48 @@ class UpdateRow:
     )
     pass_tokens: int = column("Largest padded size of one forward and backward pass", unit="tokens")
     learning_rate: float = column("Learning rate of the last optimiser step")
+    critic_learning_rate: float | None = column(
+        "Learning rate of the critic's own weights, if there is a critic"
+    )
     loss: float = column("Mean loss over the update's optimiser steps", unit="nats")
     policy_loss: float = column("Mean policy term of the loss", unit="nats")
     kl_loss: float = column("Mean KL term of the loss, coefficient applied", unit="nats")
+    entropy_loss: float = column(
+        "Mean entropy term of the loss, coefficient applied: negative where there is a bonus, else 0",
+        unit="nats",
+    )
     value_loss: float | None = column(
         "Mean value loss over the update's optimiser steps, coefficient not applied, if there is a value function"
     )
-    losses: NDArray[np.float64] = column("Loss of each optimiser step taken, in order", unit="nats")
+    losses: NDArray[np.float64] = column(
+        "Loss of each optimiser step taken, in order: policy, KL and entropy term, and learner.value_coefficient times the "
+        "value loss",
+        unit="nats",
+    )
     policy_losses: NDArray[np.float64] = column(
         "Policy term of the loss of each optimiser step taken, in order", unit="nats"
     )
     kl_losses: NDArray[np.float64] = column(
         "KL term of the loss of each optimiser step taken, in order, coefficient applied", unit="nats"
     )
+    entropy_losses: NDArray[np.float64] = column(
+        "Entropy term of the loss of each optimiser step taken, in order, coefficient applied", unit="nats"
+    )
     value_losses: NDArray[np.float64] = column(
         "Value loss of each optimiser step taken, in order, coefficient not applied; empty without a value function"
+    )
+    critic_losses: NDArray[np.float64] = column(
+        "Value loss of each optimiser step taken in which only the critic learned, in order, coefficient not applied"
     )
     entropies: NDArray[np.float64] = column(
         "Mean entropy over the loss tokens of each optimiser step taken, in order", unit="nats"
     )
     grad_norms: NDArray[np.float64] = column(
         "Gradient norm before clipping of each optimiser step taken, in order"
+    )
+    critic_grad_norms: NDArray[np.float64] = column(
+        "Gradient norm before clipping of a critic with a decoder of its own, of each optimiser step taken, in order, those "
+        "in which only it learned last; empty without one"
     )
     grad_norm: float = column("Mean gradient norm before clipping over the optimiser steps")
     clip_fraction: float = column("Share of loss tokens whose ratio was clipped")
@@ -322,7 +353,9 @@ class LearnedTokensRow:
         "Old log-probability used in the ratio; 0 under the mask", unit="nats"
     )
     new_logprobs: NDArray[np.float32] = column(
-        "Learner's log-probability at the weights the update started from; 0 under the mask", unit="nats"
+        "Learner's log-probability at the weights the update started from (with learner.agreement = 'first_minibatch' at "
+        "those the token's own first optimiser step started from); 0 under the mask",
+        unit="nats",
     )
     env_version: str = column("Version of the environment")
     reward_version: str = column("Version of the reward function")

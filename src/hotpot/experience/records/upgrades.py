@@ -111,6 +111,17 @@ _UNRECORDED: Mapping[str, int | float | str | tuple[()] | None] = {
 }
 """What ``updates`` lacked before version 3: that an update was recorded without it is told by ``learner_settings``."""
 
+_UNTOLD: Mapping[str, int | float | str | tuple[()] | None] = {
+    "critic_steps": 0,
+    "skipped_critic_steps": 0,
+    "critic_learning_rate": None,
+    "entropy_loss": 0.0,
+    "entropy_losses": (),
+    "critic_losses": (),
+    "critic_grad_norms": (),
+}
+"""What ``updates`` lacked before version 4; its ``step_hashes`` left out the steps taken in which only the critic learned."""
+
 
 NEW_COLUMNS: tuple[NewColumn, ...] = (
     NewColumn(version=2, table="consumptions", name="weight", older=Constant(value=1.0)),
@@ -138,6 +149,10 @@ NEW_COLUMNS: tuple[NewColumn, ...] = (
     *(
         NewColumn(version=3, table="updates", name=name, older=Constant(value=value))
         for name, value in _UNRECORDED.items()
+    ),
+    *(
+        NewColumn(version=4, table="updates", name=name, older=Constant(value=value))
+        for name, value in _UNTOLD.items()
     ),
 )
 """Every upgrade step, in the order of the versions."""

@@ -19,6 +19,7 @@ from hotpot.learner.faults.findings import (
     CulpritSequence,
     CulpritToken,
     Finding,
+    Network,
     Reason,
 )
 from hotpot.learner.faults.norm_watch import NormWatch
@@ -75,9 +76,10 @@ def find(
     *,
     watch: NormWatch,
     skip_exploding: bool,
+    network: Network = "policy",
 ) -> Finding:
     """Return what is wrong with a step that has a non-finite loss on the tokens ``broken`` (numbers in the batch,
-    ascending), or whose gradient ``norm`` cannot stand. Exploding is what ``watch`` says."""
+    ascending), or whose gradient ``norm`` cannot stand, that of ``network``. Exploding is what ``watch`` says."""
     passes: tuple[int, ...] = ()
     norms: Mapping[str, float] = {}
     if broken:
@@ -100,6 +102,7 @@ def find(
         num_tokens=len(broken),
         grad_norm=norm,
         median_norm=watch.median,
+        network=network,
         sequences=_keep_sequences(suspects.members, trajectories, values),
     )
 

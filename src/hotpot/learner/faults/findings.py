@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 Reason = Literal["non_finite_loss", "non_finite_gradient", "exploding_gradient"]
 
+Network = Literal["policy", "critic"]
+"""Whose gradient norm: the policy's, a value head's in it, or that of a critic with a decoder of its own."""
+
 MAX_TOKENS = 32
 """Tokens named for one step; what one bad weight does to a batch is not told better by thousands."""
 
@@ -72,8 +75,8 @@ class Finding:
     exploding; else, where none is alone, all that were searched, the largest gradient first. ``norms`` are their own
     gradient norms, where they were computed again. ``passes`` number the guilty passes. ``num_tokens`` tokens have a non-finite
     loss, the first of which are ``tokens``. ``grad_norm`` is the step's before clipping (NaN where there was no
-    gradient), ``median_norm`` the running median it is compared with (NaN where there is none yet). ``sequences`` are
-    of the first of ``trajectories``.
+    gradient), ``median_norm`` the running median it is compared with (NaN where there is none yet), both of ``network``, whose
+    gradient it was. ``sequences`` are of the first of ``trajectories``.
     """
 
     reason: Reason
@@ -85,4 +88,5 @@ class Finding:
     num_tokens: int = 0
     grad_norm: float = float("nan")
     median_norm: float = float("nan")
+    network: Network = "policy"
     sequences: tuple[CulpritSequence, ...] = ()

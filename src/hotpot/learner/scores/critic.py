@@ -83,19 +83,6 @@ def state_values(
     return [found[part] for part in rows]
 
 
-def clip_gradients(policy: Policy, critic: Critic | None, limit: float) -> list[float]:
-    """Clip gradient norms to ``limit``; return them as they were before.
-
-    One norm of all, or two where the critic has a decoder of its own: the policy's, then the critic's.
-    """
-    together = [list(policy.parameters())]
-    if critic is not None and critic.decoder is None:
-        together[0] += critic.parameters()
-    elif critic is not None:
-        together.append(list(critic.parameters()))
-    return [float(torch.nn.utils.clip_grad_norm_(parameters, limit)) for parameters in together]
-
-
 def _asking(state: PieceStates, *, owner: int, start: int) -> BatchSequence:
     """Return the piece as a member whose "loss tokens" are those whose state is asked for.
 

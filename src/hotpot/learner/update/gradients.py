@@ -3,18 +3,25 @@
 Owns the grouping and the norms. Knows no loss, no batch and no optimiser.
 
 The policy's parameters are clipped by one norm, a value head's among them: decoder and head are one network. A separate
-critic is clipped on its own: how wrong it is must not shrink the policy's step. The norm that is told, and watched over a
-run, is the policy's, unless another is not finite.
+critic is clipped on its own: how wrong it is must not shrink the policy's step, and its norm is told on its own.
 """
 
-import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hotpot.learner.scores.critic import Critic
 from hotpot.models import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norms:
+    """Gradient norms: the policy's, a value head's in it, and a separate critic's, None without one."""
+
+    policy: float
+    critic: float | None
 
 
 class Gradients:
@@ -29,12 +36,12 @@ class Gradients:
         alone = critic is not None and critic.decoder is not None
         self._groups = [policy, own] if alone else [policy + own]
 
-    def clip(self) -> float:
-        """Clip the gradients that stand in the parameters; return the norm before."""
-        return _told([float(nn.utils.clip_grad_norm_(group, self._max_norm)) for group in self._groups])
+    def clip(self) -> Norms:
+        """Clip the gradients that stand in the parameters; return the norms before."""
+        return _norms([float(nn.utils.clip_grad_norm_(group, self._max_norm)) for group in self._groups])
 
-    def norm_of(self, losses: Iterable[Tensor]) -> float:
-        """Return the norm of the gradient of the sum of ``losses`` (scalars), before clipping; what stands in the
+    def norms_of(self, losses: Iterable[Tensor]) -> Norms:
+        """Return the norms of the gradient of the sum of ``losses`` (scalars), before clipping; what stands in the
         parameters is left alone."""
         parameters = [parameter for group in self._groups for parameter in group]
         total = [torch.zeros_like(parameter) for parameter in parameters]
@@ -45,7 +52,7 @@ class Gradients:
                     whole += gradient
         ends = [len(self._groups[0]), len(parameters)]
         begins = [0, *ends[:-1]]
-        return _told(
+        return _norms(
             [_norm(total[begin:end]) for begin, end in zip(begins, ends, strict=True) if end > begin]
         )
 
@@ -54,6 +61,5 @@ def _norm(gradients: Sequence[Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
 
 
-def _told(norms: Sequence[float]) -> float:
-    """Return the first norm, unless another is not finite: then that one."""
-    return next((norm for norm in norms if not math.isfinite(norm)), norms[0])
+def _norms(norms: Sequence[float]) -> Norms:
+    return Norms(policy=norms[0], critic=norms[1] if len(norms) > 1 else None)

@@ -23,6 +23,7 @@ def update_result(
     policy_version: int,
     epochs: int,
     learning_rate: float,
+    critic_learning_rate: float | None,
     has_reference: bool,
 ) -> UpdateResult:
     """Return what ``run`` came to, whole or cut off."""
@@ -44,6 +45,7 @@ def update_result(
         epochs=epochs,
         steps=tuple(steps),
         learning_rate=learning_rate,
+        critic_learning_rate=critic_learning_rate,
         has_reference=has_reference,
         agreement=run.agreement(comparable),
         advantage_mean=float(batch.advantages.mean()) if len(batch.advantages) else 0.0,

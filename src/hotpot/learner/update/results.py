@@ -19,12 +19,12 @@ from hotpot.learner.update.terms import UpdateTerms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """One optimiser step, taken or skipped.
+    """One optimiser step, taken or skipped. With ``critic_alone`` only the critic learned: the policy's figures are 0.
 
     ``loss`` is the sum of its terms, in nats: ``policy_loss``, ``kl_loss`` and ``entropy_loss`` (negative where there is a
     bonus), coefficients applied, and ``learner.value_coefficient`` times ``value_loss`` (None without a critic).
     ``grad_norm`` before clipping, of all that is clipped with the policy's: a value head is, a separate critic is not.
-    ``entropy`` is a sum over loss tokens in nats. ``hash`` is over the pieces in it and their layout in passes.
+    ``critic_grad_norm`` is a separate critic's, None without one. ``entropy`` is a sum over loss tokens in nats. ``hash`` is over the pieces in it and their layout in passes.
     ``finding`` says what was wrong with it, also where it was taken all the same.
     """
 
@@ -40,6 +40,8 @@ class OptimizerStep:
     hash: str
     entropy_loss: float = 0.0
     value_loss: float | None = None
+    critic_grad_norm: float | None = None
+    critic_alone: bool = False
     finding: Finding | None = None
 
     @property
@@ -126,6 +128,7 @@ class UpdateResult:
     learned: tuple[LearnedSequence, ...]
     terms: UpdateTerms
     explained_variance: float | None = None
+    critic_learning_rate: float | None = None
 
     @property
     def num_groups_kept(self) -> int:
@@ -134,13 +137,23 @@ class UpdateResult:
 
     @property
     def taken(self) -> tuple[OptimizerStep, ...]:
-        """Optimiser steps that were taken, in order."""
-        return tuple(step for step in self.steps if not step.skipped)
+        """Optimiser steps that were taken, in order, those in which only the critic learned left out."""
+        return tuple(step for step in self.steps if not step.skipped and not step.critic_alone)
+
+    @property
+    def taken_by_critic(self) -> tuple[OptimizerStep, ...]:
+        """Optimiser steps taken in which only the critic learned, in order."""
+        return tuple(step for step in self.steps if not step.skipped and step.critic_alone)
 
     @property
     def skipped_steps(self) -> int:
         """Optimiser steps skipped for a non-finite loss or gradient, or an exploding one."""
-        return len(self.steps) - len(self.taken)
+        return sum(step.skipped for step in self.steps)
+
+    @property
+    def skipped_critic_steps(self) -> int:
+        """Those skipped in which only the critic would have learned."""
+        return sum(step.skipped and step.critic_alone for step in self.steps)
 
     @property
     def skipped_trajectories(self) -> tuple[str, ...]:
@@ -179,6 +192,19 @@ class UpdateResult:
         return np.array(values, dtype=np.float64)
 
     @property
+    def critic_losses(self) -> NDArray[np.float64]:
+        """Value loss of each step taken in which only the critic learned, in order, coefficient not applied."""
+        values = [step.value_loss for step in self.taken_by_critic if step.value_loss is not None]
+        return np.array(values, dtype=np.float64)
+
+    @property
+    def critic_grad_norms(self) -> NDArray[np.float64]:
+        """A separate critic's gradient norm before clipping of each step taken, in order, those of its own last."""
+        steps = (*self.taken, *self.taken_by_critic)
+        norms = [step.critic_grad_norm for step in steps if step.critic_grad_norm is not None]
+        return np.array(norms, dtype=np.float64)
+
+    @property
     def entropies(self) -> NDArray[np.float64]:
         """Mean entropy over the loss tokens of each optimiser step taken, in order."""
         return self._each(lambda step: step.entropy / max(step.statistics.num_tokens, 1))
@@ -202,6 +228,11 @@ class UpdateResult:
     def kl_loss(self) -> float:
         """Mean KL term over the optimiser steps taken, coefficient applied."""
         return _mean(self.kl_losses)
+
+    @property
+    def entropy_loss(self) -> float:
+        """Mean entropy term over the optimiser steps taken, coefficient applied; 0 without a bonus."""
+        return _mean(self.entropy_losses)
 
     @property
     def value_loss(self) -> float | None:

@@ -22,13 +22,13 @@ from hotpot.learner import masked
 from hotpot.learner.batches.batches import Batch, BatchSequence
 from hotpot.learner.batches.passes import MicroBatch, cut, pass_tokens
 from hotpot.learner.faults.culprits import CriticValues, Suspects, TokenValues, find
-from hotpot.learner.faults.findings import Finding
+from hotpot.learner.faults.findings import Finding, Network
 from hotpot.learner.faults.norm_watch import NormWatch
 from hotpot.learner.losses.policy_loss import LossInput, LossSettings, policy_loss
 from hotpot.learner.losses.value_loss import explained_variance
 from hotpot.learner.scores.critic import Critic
 from hotpot.learner.scores.forward import TokenScores, score
-from hotpot.learner.update.gradients import Gradients
+from hotpot.learner.update.gradients import Gradients, Norms
 from hotpot.learner.update.minibatches import Minibatch, plan
 from hotpot.learner.update.pass_loss import PassLoss, StepSums, judge
 from hotpot.learner.update.replayed import Decoupled, Replayed, importance
@@ -58,8 +58,10 @@ class UpdateSteps:
         policy_version: int,
         watch: NormWatch,
         critic: Critic | None = None,
+        critic_watch: NormWatch | None = None,
     ) -> None:
         self._watch = watch
+        self._critic_watch = critic_watch or NormWatch(settings.max_grad_norm_ratio)
         self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
         self._critic = critic
         self._gradients = Gradients(decoder, critic, max_norm=settings.max_grad_norm)
@@ -84,15 +86,13 @@ class UpdateSteps:
     def run(self) -> Iterator[OptimizerStep]:
         """Take the optimiser steps one by one; each is yielded after it was taken or skipped.
 
-        Steps in which only the critic learns come last; of them only the skipped ones are yielded.
+        Steps in which only the critic learns come last.
         """
         if not self._batch.sequences:
             return
         self._first_pass()
         for minibatch in (minibatch for epoch in self._plan for minibatch in epoch):
-            step = self._step(minibatch)
-            if step.skipped or minibatch.epoch < self._settings.epochs:
-                yield step
+            yield self._step(minibatch)
 
     @property
     def old(self) -> NDArray[np.float64]:
@@ -172,7 +172,7 @@ class UpdateSteps:
             sums.add(one)
             if not sums.broken:
                 one.loss.backward()  # type: ignore[no-untyped-call]
-        norm, finding = self._finish(minibatch, sums)
+        norms, finding = self._finish(minibatch, sums)
         return OptimizerStep(
             epoch=minibatch.epoch,
             minibatch=minibatch.index,
@@ -181,7 +181,9 @@ class UpdateSteps:
             kl_loss=sums.kl_loss,
             entropy_loss=sums.entropy_loss,
             value_loss=sums.value_loss,
-            grad_norm=norm,
+            critic_grad_norm=norms.critic,
+            critic_alone=minibatch.critic_alone,
+            grad_norm=norms.policy,
             entropy=sums.entropy,
             statistics=sums.statistics,
             num_trajectories=minibatch.num_trajectories,
@@ -232,22 +234,35 @@ class UpdateSteps:
         factors = importance(proximal[flat], sampled[flat], self._decoupled.caps[flat])
         return np.where(self._decoupled.mask[flat], weights * factors, weights)
 
-    def _finish(self, minibatch: Minibatch, sums: StepSums) -> tuple[float, Finding | None]:
-        """Step the optimiser, or skip; return the gradient norm before clipping and what was found wrong, if anything."""
-        norm = math.nan if sums.broken else self._gradients.clip()
-        finding = None
-        if not math.isfinite(norm) or self._watch.exploding(norm):
-            finding = self._find(minibatch, sums, norm)
+    def _finish(self, minibatch: Minibatch, sums: StepSums) -> tuple[Norms, Finding | None]:
+        """Step the optimiser, or skip; return the gradient norms before clipping and what was found wrong, if anything."""
+        norms = Norms(policy=math.nan, critic=None) if sums.broken else self._gradients.clip()
+        watched = self._watched(minibatch, norms)
+        wrong = [one for one in watched if not math.isfinite(one[1]) or one[2].exploding(one[1])]
+        # What is not finite keeps the step from being taken, so it is told before what may be taken all the same.
+        wrong.sort(key=lambda one: math.isfinite(one[1]))
+        finding = self._find(minibatch, sums, *wrong[0]) if wrong else None
         if finding is not None and finding.skipped:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             self._optimizer.step()
-            if not minibatch.critic_alone:
-                self._watch.observe(norm)
-        return norm, finding
+            for _, norm, watch in watched:
+                watch.observe(norm)
+        return norms, finding
 
-    def _find(self, minibatch: Minibatch, sums: StepSums, norm: float) -> Finding:
-        """Return what is wrong with a step that has come to ``sums`` and a gradient of ``norm``."""
+    def _watched(self, minibatch: Minibatch, norms: Norms) -> list[tuple[Network, float, NormWatch]]:
+        """Return the networks that learn in the step, each with its norm and what that is measured against."""
+        watched: list[tuple[Network, float, NormWatch]] = []
+        if not minibatch.critic_alone or norms.critic is None:
+            watched.append(("policy", norms.policy, self._watch))
+        if norms.critic is not None:
+            watched.append(("critic", norms.critic, self._critic_watch))
+        return watched
+
+    def _find(
+        self, minibatch: Minibatch, sums: StepSums, network: Network, norm: float, watch: NormWatch
+    ) -> Finding:
+        """Return what is wrong with a step that has come to ``sums`` and, for ``network``, a gradient of ``norm``."""
         batch, critic = self._batch, None
         if batch.values is not None and sums.values is not None:
             critic = CriticValues(new=sums.values, old=batch.values, returns=batch.returns)
@@ -255,9 +270,7 @@ class UpdateSteps:
             Suspects(
                 members=minibatch.members,
                 passes=minibatch.pass_members,
-                norm_of=lambda part: self._gradients.norm_of(
-                    self._forward(micro, minibatch).loss for micro in self._passes(part)
-                ),
+                norm_of=lambda part: self._norm_of(part, minibatch, network),
             ),
             TokenValues(
                 old=self.old,
@@ -269,9 +282,15 @@ class UpdateSteps:
             ),
             sums.broken,
             norm,
-            watch=self._watch,
+            watch=watch,
             skip_exploding=self._settings.skip_exploding,
+            network=network,
         )
+
+    def _norm_of(self, part: Sequence[BatchSequence], minibatch: Minibatch, network: Network) -> float:
+        """Return the gradient norm of ``network`` that ``part`` of the step comes to alone."""
+        norms = self._gradients.norms_of(self._forward(micro, minibatch).loss for micro in self._passes(part))
+        return norms.critic if network == "critic" and norms.critic is not None else norms.policy
 
 
 def _loss_settings(settings: LearnerSection) -> LossSettings:

@@ -6,13 +6,16 @@ that the doing over would have recorded; knows neither how the latter came about
 Invariant: ``identical`` means that every figure has the recorded bits, the checksum of the new weights among them.
 """
 
+import json
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Literal
 
+from hotpot.experience.records.upgrades import steps_from
+from hotpot.ids import canonical_json
 from hotpot.types import UpdateRow
 
 Verdict = Literal["identical", "close", "differs"]
@@ -27,6 +30,7 @@ INPUTS = (
     "reference_checksum",
     "proximal_policy_version",
     "learning_rate",
+    "critic_learning_rate",
     "pass_tokens",
     "step_hashes",
     "advantage_mean",
@@ -34,14 +38,26 @@ INPUTS = (
 )
 """Columns that are settled before the first optimiser step: they must agree on any machine."""
 
-STEPS = ("policy_losses", "kl_losses", "value_losses", "losses", "entropies", "grad_norms")
-"""List columns with one figure per optimiser step taken, in the order in which a step comes to them."""
+STEPS = (
+    "policy_losses",
+    "kl_losses",
+    "entropy_losses",
+    "value_losses",
+    "losses",
+    "entropies",
+    "grad_norms",
+    "critic_grad_norms",
+    "critic_losses",
+)
+"""List columns with one figure per optimiser step taken, in the order in which a step comes to them; the critic's own
+steps are behind the others."""
 
 OUTCOMES = (
     "logprob_difference_mean",
     "logprob_difference_max",
     "policy_loss",
     "kl_loss",
+    "entropy_loss",
     "value_loss",
     "loss",
     "grad_norm",
@@ -52,6 +68,8 @@ OUTCOMES = (
     "reference_kl",
     "overlap",
     "explained_variance",
+    "critic_steps",
+    "skipped_critic_steps",
 )
 """Columns that sum the optimiser steps up."""
 
@@ -122,12 +140,26 @@ def compare_rows(
     recorded: UpdateRow, redone: UpdateRow, *, starting: tuple[str, str] | None = None
 ) -> Findings:
     """Return what two rows of one update come to; ``starting``: checksums of the weights before it, recorded and now."""
+    redone = _as_recorded_then(recorded, redone)
     begin = [Figure(name=WEIGHTS[0], recorded=starting[0], redone=starting[1])] if starting else []
     middle = [_figure(name, recorded, redone) for name in ("skipped_at", *OUTCOMES, WEIGHTS[1])]
     return Findings(
         figures=(*begin, *_inputs(recorded, redone), *_steps(recorded, redone), *middle),
         kernels=tuple(_figure(name, recorded, redone) for name in KERNELS),
     )
+
+
+def _as_recorded_then(recorded: UpdateRow, redone: UpdateRow) -> UpdateRow:
+    """Return ``redone`` as the schema version of ``recorded`` would have it: what that did not keep can't differ."""
+    kept = {
+        step.name: getattr(recorded, step.name) for step in steps_from("updates", recorded.schema_version)
+    }
+    if "critic_steps" not in kept:
+        return redone
+    hashes = redone.step_hashes[: len(redone.step_hashes) - redone.critic_steps]
+    known = json.loads(recorded.learner_state or "{}")
+    state = {name: value for name, value in json.loads(redone.learner_state or "{}").items() if name in known}
+    return replace(redone, **kept, step_hashes=hashes, learner_state=canonical_json(state))
 
 
 def _inputs(recorded: UpdateRow, redone: UpdateRow) -> Iterator[Figure]:

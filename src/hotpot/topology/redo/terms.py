@@ -77,6 +77,12 @@ class Terms:
         sampling["training"] = {**sampling.get("training", {}), "temperature": self.temperature}
         changed = build_recipe({**recipe, **own, "sampling": sampling}, changes, origin="the update's record")
         learner = changed.learner
+        if learner.critic != self.settings.critic:
+            raise RecipeError(
+                f"learner.critic = {learner.critic!r}: the update started from what its critic ({self.settings.critic!r}) had "
+                "learned till then, and the record has no state of another to start from; change how it learns "
+                "(learner.value_coefficient, critic_learning_rate, critic_extra_epochs), or train anew"
+            )
         return type(self)(
             settings=learner,
             seed=changed.run.seed,
