@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redo_cases import SHAPES
 
 from hotpot.errors import RecipeError, RunFolderError
 from hotpot.experience import RunReader
@@ -99,6 +100,22 @@ def test_it_goes_on_to_the_bit(broken_at, run, whole, place, count, rolled, kept
     assert (told["rolled_forward"], told["kept_episodes"] >= min(kept, 1)) == (rolled, True)
     assert learned(folder) == whole
     assert events(folder, "roll_forward_failed") == events(folder, "resume_differs") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["critic", "head"])
+def test_a_critic_goes_on_to_the_bit(broken_at, run, shape) -> None:
+    straight = run(*COMMON, *SHAPES[shape], "run.id=straight")
+    folder = broken_at("learned", 3, *SHAPES[shape])
+    run(*COMMON, *SHAPES[shape], resume=folder)
+    (told,) = events(folder, "resumed")
+    assert (told["exact"], told["rolled_forward"]) == (True, [1, 2])
+    assert learned(folder) == learned(straight)
+    columns = ["update", "value_losses", "critic_losses", "critic_grad_norms", "explained_variance"]
+    tables = [RunReader.open(path).table("updates", columns).to_pylist() for path in (folder, straight)]
+    assert tables[0] == tables[1]
+    last = [read_manifest(checkpoint_folder(path, 3)) for path in (folder, straight)]
+    assert last[0]["modules"] == last[1]["modules"]
 
 
 def test_it_breaks_off_again_and_again(broken_at, run, whole) -> None:
