@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hotpot.errors import ModelFilesError
 from hotpot.learner import Learner
-from hotpot.models import Policy, PolicyTokenizer, checksum, load_policy
+from hotpot.models import Implementation, Policy, PolicyTokenizer, checksum, load_policy
 from hotpot.rollout import Dialect
 from hotpot.topology.checkpoints import checkpoint_folder
 from hotpot.topology.ingredients import template_markup
@@ -17,10 +17,11 @@ from hotpot.topology.redo.terms import Terms
 
 
 class Learners:
-    """Makes the learners of one run. ``model`` is the model the run began with, as its recipe names it."""
+    """Makes the learners of one run. ``model`` is the model the run began with, as its recipe names it, and
+    ``implementation`` who computes it."""
 
-    def __init__(self, folder: Path, model: Path | None) -> None:
-        self._folder, self._model = folder, model
+    def __init__(self, folder: Path, model: Path | None, implementation: Implementation = "auto") -> None:
+        self._folder, self._model, self._implementation = folder, model, implementation
         self._references: dict[Path, Policy] = {}
 
     def at(self, checkpoint: int, terms: Terms) -> Learner:
@@ -50,7 +51,7 @@ class Learners:
     def _load(self, folder: Path, terms: Terms) -> Learner:
         tokenizer = PolicyTokenizer.load(folder)
         learner = Learner(
-            load_policy(folder),
+            load_policy(folder, self._implementation),
             terms.settings,
             total_updates=terms.total_updates,
             seed=terms.seed,
@@ -71,7 +72,7 @@ class Learners:
         for folder in candidates:
             if folder is not None and folder.is_dir():
                 if folder not in self._references:
-                    self._references[folder] = load_policy(folder)
+                    self._references[folder] = load_policy(folder, self._implementation)
                 return self._references[folder]
         raise ModelFilesError(
             f"the reference policy is gone: none of {', '.join(str(one) for one in candidates if one)} is a model folder; "
