@@ -75,7 +75,7 @@ def test_an_engine_that_serves_another_model(recipe, tmp_path, monkeypatch) -> N
     def other(recipe: Any, decoder: Any, sampling: Any, version: int) -> EmbeddedEngine:
         engine = make(recipe, decoder, sampling, version)
         own = {name: tensor * 1.1 for name, tensor in decoder.state_dict().items()}
-        engine._serving.fill(own)
+        engine._passes._serving.fill(own)
         return engine
 
     monkeypatch.setattr(wiring, "make_engine", other)
