@@ -2,7 +2,7 @@
 
 from hotpot.models.decoder import Decoder, KeyValueCache
 from hotpot.models.decoder_config import DecoderConfig
-from hotpot.models.files import Implementation, load_decoder, load_policy, save_model
+from hotpot.models.files import Implementation, generation_config, load_decoder, load_policy, save_model
 from hotpot.models.machine import arithmetic
 from hotpot.models.policy import PastTokens, Policy, PolicyConfig
 from hotpot.models.threads import measure_threads, training_work, use_threads
@@ -22,6 +22,7 @@ __all__ = [
     "arithmetic",
     "checksum",
     "copy_weights",
+    "generation_config",
     "load_decoder",
     "load_policy",
     "measure_threads",

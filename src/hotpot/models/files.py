@@ -4,7 +4,7 @@ Owns reading and writing them, whole or not at all. A folder written here loads 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +22,18 @@ Implementation = Literal["auto", "hotpot", "transformers"]
 
 
 def save_model(folder: Path, policy: Policy, tokenizer_files: Mapping[str, bytes]) -> None:
-    """Write ``policy`` and its tokenizer as a model folder. Each file appears whole or not at all."""
+    """Write ``policy`` and its tokenizer (and other small files) as a model folder; each appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in tokenizer_files.items():
         write_bytes(folder / name, data)
     policy.save(folder)
+
+
+def generation_config(stop_tokens: Sequence[int], *, pad_id: int) -> dict[str, bytes]:
+    """Return generation_config.json by name: the ids at which transformers and vLLM end a generation, and no sampling
+    parameters, so that both sample from the whole distribution at temperature 1."""
+    told = {"do_sample": True, "eos_token_id": list(stop_tokens), "pad_token_id": pad_id}
+    return {"generation_config.json": json.dumps(told, indent=2, sort_keys=True).encode()}
 
 
 def load_policy(folder: Path, implementation: Implementation = "auto") -> Policy:

@@ -10,7 +10,7 @@ from hotpot.config import Recipe
 from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.errors import RecipeError
 from hotpot.experience import Markup, Redactor
-from hotpot.models import Policy, PolicyTokenizer, load_policy
+from hotpot.models import Policy, PolicyTokenizer, generation_config, load_policy
 from hotpot.rollout import Dialect, Mix, MixedEnvironment, check_dialect
 from hotpot.versions import Version, prompt_version
 
@@ -127,6 +127,11 @@ def _environment(recipe: Recipe, member: MixedEnvironment, tokenizer: PolicyToke
         params={"redact_patterns": list(recipe.store.redact_patterns)},
     )
     return RunEnvironment(member=member, system_prompt=system, prompt=prompt)
+
+
+def model_files(tokenizer: PolicyTokenizer, dialect: Dialect) -> dict[str, bytes]:
+    """Return what a model folder holds beside the model: the tokenizer's files, and where a generation ends."""
+    return tokenizer.files() | generation_config(dialect.stop_tokens, pad_id=tokenizer.pad_id)
 
 
 def template_markup(tokenizer: PolicyTokenizer, dialect: Dialect) -> Markup:

@@ -8,7 +8,7 @@ used twice); the update's row, groups, learned tokens and consumptions are one a
 so a recorded update is one whose weights were served.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from hotpot.experience.crashpoints import reach
 from hotpot.experience.replay import Replay
 from hotpot.ids import group_id
 from hotpot.learner import Learner, NonFiniteError, UpdateResult
-from hotpot.models import PolicyTokenizer, use_threads
+from hotpot.models import use_threads
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import NOTHING, EpisodePlan, TaskSampler
@@ -64,7 +64,7 @@ class Session:
         run_id: str,
         folder: Path,
         environments: Sequence[RunEnvironment],
-        tokenizer: PolicyTokenizer,
+        model_files: Mapping[str, bytes],
         store: ExperienceStore,
         engine: Engine,
         intake: Intake,
@@ -81,7 +81,7 @@ class Session:
         history: History,
     ) -> None:
         self.recipe, self.run_id, self.folder = recipe, run_id, folder
-        self.environments, self.tokenizer = tuple(environments), tokenizer
+        self.environments, self._model_files = tuple(environments), model_files
         self.store, self.engine, self.intake, self.sampler = store, engine, intake, sampler
         self.learner, self.evaluators, self.replay = learner, evaluators, replay
         self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
@@ -288,7 +288,7 @@ class Session:
             write_checkpoint(
                 self.folder,
                 self.progress.update,
-                lambda folder: self.learner.save(folder, self.tokenizer.files(), self.state().to_json()),
+                lambda folder: self.learner.save(folder, self._model_files, self.state().to_json()),
                 keep=self.recipe.checkpoint.keep,
             )
             self.store.record([self.event("checkpoint", {"checkpoint_update": self.progress.update})])

@@ -35,7 +35,7 @@ from hotpot.models import (
     use_threads,
 )
 from hotpot.rollout import Dialect, Mix
-from hotpot.topology.ingredients import read_mix, system_prompt
+from hotpot.topology.ingredients import model_files, read_mix, system_prompt
 from hotpot.types import Message, Role, Split, ToolSpec
 
 TOKENIZER_EPISODES = 1000
@@ -73,7 +73,7 @@ def warmstart(
         f"{sum(p.numel() for p in decoder.parameters()):,} parameters, {tokenizer.vocab_size} tokens, {threads} thread(s)"
     )
     losses = imitate(decoder, _announced(batches, console), settings)
-    _replace(out, lambda folder: save_model(folder, decoder, tokenizer.files()))
+    _replace(out, lambda folder: save_model(folder, decoder, model_files(tokenizer, dialect)))
     report = {
         "folder": str(out),
         "seconds": round(time.perf_counter() - started, 2),

@@ -28,7 +28,13 @@ from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
 from hotpot.topology.engines import Threads, choose_threads, frozen_sampling, make_engine
 from hotpot.topology.halves import check_source, first_policy_version
 from hotpot.topology.history import History, changed_settings, last_recipe, read_history, write_recipe
-from hotpot.topology.ingredients import Ingredients, read_ingredients, read_reference, template_markup
+from hotpot.topology.ingredients import (
+    Ingredients,
+    model_files,
+    read_ingredients,
+    read_reference,
+    template_markup,
+)
 from hotpot.topology.intake import Intake
 from hotpot.topology.introduction import introduce
 from hotpot.topology.outcomes import read_outcomes
@@ -112,7 +118,7 @@ def wire(
             run_id=run_id,
             folder=folder,
             environments=made.environments,
-            tokenizer=made.tokenizer,
+            model_files=model_files(made.tokenizer, made.dialect),
             store=store,
             engine=engine,
             intake=intake,
@@ -176,7 +182,7 @@ def _take_up(
             **made_of(made.environments),
             **here,
         )
-        learner.save(into, made.tokenizer.files(), state.to_json())
+        learner.save(into, model_files(made.tokenizer, made.dialect), state.to_json())
 
     found = take_up(
         replace(taking, here=here), history, store.ledger, lambda: _learner(taking.told, then, history), keep

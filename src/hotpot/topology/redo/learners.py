@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hotpot.errors import ModelFilesError
 from hotpot.learner import Learner
-from hotpot.models import Policy, PolicyTokenizer, checksum, load_policy
+from hotpot.models import Implementation, Policy, PolicyTokenizer, checksum, load_policy
 from hotpot.rollout import Dialect
 from hotpot.topology.checkpoints import checkpoint_folder
 from hotpot.topology.ingredients import template_markup
@@ -18,10 +18,11 @@ from hotpot.topology.redo.terms import Terms
 
 
 class Learners:
-    """Makes the learners of one run. ``model`` is the model the run began with, as its recipe names it."""
+    """Makes the learners of one run. ``model`` is the model the run began with, as its recipe names it, and
+    ``implementation`` who computes it."""
 
-    def __init__(self, folder: Path, model: Path | None) -> None:
-        self._folder, self._model = folder, model
+    def __init__(self, folder: Path, model: Path | None, implementation: Implementation = "auto") -> None:
+        self._folder, self._model, self._implementation = folder, model, implementation
         self._policies: dict[Path, Policy] = {}
 
     def at(self, checkpoint: int, terms: Terms) -> Learner:
@@ -51,7 +52,7 @@ class Learners:
     def _load(self, folder: Path, terms: Terms) -> Learner:
         tokenizer = PolicyTokenizer.load(folder)
         learner = Learner(
-            self._starting_model() if terms.settings.lora_rank else load_policy(folder),
+            self._starting_model() if terms.settings.lora_rank else load_policy(folder, self._implementation),
             terms.settings,
             total_updates=terms.total_updates,
             seed=terms.seed,
@@ -77,7 +78,7 @@ class Learners:
         for folder in candidates:
             if folder is not None and folder.is_dir():
                 if folder not in self._policies:
-                    self._policies[folder] = load_policy(folder)
+                    self._policies[folder] = load_policy(folder, self._implementation)
                 return self._policies[folder]
         raise ModelFilesError(
             f"{what} is gone: none of {', '.join(str(one) for one in candidates if one)} is a model folder; "

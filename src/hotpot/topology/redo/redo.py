@@ -91,8 +91,9 @@ class _Doing:
         recorded = self._reader.table("updates", ["update", "parent_update"]).to_pylist()
         self.parents: Mapping[int, int] = {row["update"]: row["parent_update"] for row in recorded}
         self._recipe = last_recipe(folder)
-        model = self._recipe.get("model", {}).get("path")
-        self._learners = Learners(folder, Path(model) if model else None)
+        told = self._recipe.get("model", {})
+        model = Path(told["path"]) if told.get("path") else None
+        self._learners = Learners(folder, model, told.get("implementation", "auto"))
         self._learner: Learner | None = None
         self._terms: Terms | None = None
         self._at = 0
