@@ -41,13 +41,15 @@ _NONE: Modules = {}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
     """Last update learned, optimiser steps taken so far, the trajectories named by each step skipped in a row, the running
-    scales as plain values, and the gradient norms that the next ones are measured against, oldest first."""
+    scales as plain values, the gradient norms that the next ones are measured against, oldest first, and what a pass may hold
+    since passes were halved for want of memory (tokens; 0 where they were not)."""
 
     update: int
     optimizer_steps: int
     skipped_in_a_row: tuple[tuple[str, ...], ...]
     scales: Mapping[str, Any] = field(default_factory=dict)
     norms: tuple[float, ...] = ()
+    pass_limit: int = 0
 
 
 def write(
@@ -134,6 +136,7 @@ def read(
         skipped_in_a_row=tuple(tuple(names) for names in state["skipped_in_a_row"]),
         scales=state["scales"],
         norms=tuple(state["norms"]),
+        pass_limit=state["pass_limit"],
     )
     _check_shapes(folder, modules, further)
     _put(decoder, optimizer, moments, folder, counters.optimizer_steps, modules)
@@ -202,7 +205,7 @@ def _state(folder: Path) -> dict[str, Any]:
         ) from None
     if isinstance(state, dict):
         # What a learner's state did not hold before it was written down.
-        state = {"run": {}, "scales": {}, "norms": [], **state}
+        state = {"run": {}, "scales": {}, "norms": [], "pass_limit": 0, **state}
         state["format"] = FORMAT if state.get("format") == 1 else state.get("format")
     if not isinstance(state, dict) or set(state) - {"modules"} != wanted or state["format"] != FORMAT:
         raise ModelFilesError(f"{path} is not a learner's state of format {FORMAT}; use another checkpoint")

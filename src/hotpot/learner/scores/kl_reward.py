@@ -16,20 +16,24 @@ from numpy.typing import NDArray
 from hotpot.config.sections import LearnerSection
 from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.learner.batches.batches import BatchSequence, gather, make_member, order_sequences
+from hotpot.learner.batches.budget import PassBudget
 from hotpot.learner.batches.passes import cut
 from hotpot.learner.losses.divergence import ESTIMATORS
-from hotpot.learner.scores.forward import score
+from hotpot.learner.scores.reference import reference_logprobs
 from hotpot.models import Decoder
 
 Divergences = Mapping[tuple[str, int], NDArray[np.float64]]
 """By (trajectory id, segment), in order: the KL estimate at each action token in nats, float64 ``[k]``."""
 
 
-@torch.no_grad()
 def divergences(
-    reference: Decoder, sequences: Sequence[TrainingSequence], settings: LearnerSection, temperature: float
+    reference: Decoder,
+    sequences: Sequence[TrainingSequence],
+    settings: LearnerSection,
+    temperature: float,
+    budget: PassBudget,
 ) -> Divergences:
-    """Return the estimates for all whole ``sequences`` that have loss tokens."""
+    """Return the estimates for all whole ``sequences`` that have loss tokens, from passes as large as ``budget`` allows."""
     members: list[BatchSequence] = []
     for sequence in order_sequences(sequences):
         if sequence.loss_mask.any():
@@ -43,10 +47,18 @@ def divergences(
         ],
         np.float64,
     )
-    referred = np.zeros_like(sampled)
-    for micro in cut(members, max_tokens=settings.micro_batch_tokens, packing=settings.packing):
-        scores = score(reference, micro, temperature=temperature, spread=False)
-        referred[micro.flat] = (scores.model_logprobs if raw else scores.logprobs).double().numpy()
+
+    referred = budget.attempt(
+        lambda tokens: reference_logprobs(
+            reference,
+            cut(members, max_tokens=tokens, packing=settings.packing),
+            len(sampled),
+            temperature=1.0 if raw else temperature,
+        ),
+        stage="divergences",
+        sequences=[member.sequence for member in members],
+        tokens=settings.micro_batch_tokens,
+    )
     apart = ESTIMATORS[settings.kl_estimator](torch.from_numpy(referred - sampled)).numpy()
     return {(m.sequence.trajectory_id, m.sequence.segment): apart[m.start : m.stop] for m in members}
 

@@ -4,13 +4,14 @@ Owns the plan; it is made before the first step and hangs on nothing that a step
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hotpot.config.sections import LearnerSection
+from hotpot.learner.batches.arrangement import Packing
 from hotpot.learner.batches.batches import Batch, BatchSequence, deal
 from hotpot.learner.batches.passes import MicroBatch, cut, layout_hash
 from hotpot.learner.losses.aggregation import token_weights
@@ -23,7 +24,7 @@ class Minibatch:
 
     ``weights`` float64 ``[N]``: weight of each of the batch's loss tokens in the step's mean (times its trajectory's own
     weight), 0 for those of other minibatches. ``advantages`` float64 ``[N]``: those it learns with. ``critic_alone``: the
-    policy stays as it is.
+    policy stays as it is. ``max_tokens`` bounds its passes.
     """
 
     epoch: int
@@ -33,6 +34,7 @@ class Minibatch:
     weights: NDArray[np.float64]
     advantages: NDArray[np.float64]
     critic_alone: bool
+    max_tokens: int
 
     @property
     def hash(self) -> str:
@@ -49,6 +51,13 @@ class Minibatch:
         """The sequences that stand in each pass, in the batch's order."""
         inside = [set(micro.flat.tolist()) for micro in self.micros]
         return [[member for member in self.members if member.start in flat] for flat in inside]
+
+    def within(self, max_tokens: int, packing: Packing) -> "Minibatch":
+        """The same in passes of at most ``max_tokens`` tokens."""
+        if max_tokens == self.max_tokens:
+            return self
+        micros = cut(self.members, max_tokens=max_tokens, packing=packing)
+        return replace(self, micros=micros, max_tokens=max_tokens)
 
 
 def plan(
@@ -96,4 +105,5 @@ def _minibatch(
         weights=weights,
         advantages=step_advantages(batch, flat, settings),
         critic_alone=epoch >= settings.epochs,
+        max_tokens=max_tokens,
     )

@@ -1,6 +1,7 @@
 """The optimiser steps of one update: first pass, minibatches, passes, the finite check, the step itself.
 
 Owns what happens between a batch and its optimiser steps. Decides nothing about rates, counters or when to give up.
+Where memory runs out a step begins anew (:mod:`hotpot.learner.batches.budget`): up to the optimiser's own it changes nothing.
 
 The first pass gives every loss token's log-probability at the weights the update starts from. It runs without
 gradient and leaves the first minibatch out: that one's own training pass has those very weights. Where nothing is made of
@@ -9,8 +10,9 @@ and the others' log-probabilities are those of the weights that their own first 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +22,8 @@ from torch import Tensor
 from hotpot.config.sections import LearnerSection
 from hotpot.learner import masked
 from hotpot.learner.batches.batches import Batch, BatchSequence
-from hotpot.learner.batches.passes import MicroBatch, cut, pass_tokens
+from hotpot.learner.batches.budget import PassBudget, Stage
+from hotpot.learner.batches.passes import MicroBatch, cut
 from hotpot.learner.faults.culprits import CriticValues, Suspects, TokenValues, find
 from hotpot.learner.faults.findings import Finding
 from hotpot.learner.faults.norm_watch import NormWatch
@@ -28,6 +31,7 @@ from hotpot.learner.losses.policy_loss import LossInput, LossSettings, policy_lo
 from hotpot.learner.losses.value_loss import explained_variance
 from hotpot.learner.scores.critic import Critic
 from hotpot.learner.scores.forward import TokenScores, score
+from hotpot.learner.scores.reference import reference_logprobs
 from hotpot.learner.update.gradients import Gradients
 from hotpot.learner.update.minibatches import Minibatch, plan
 from hotpot.learner.update.pass_loss import PassLoss, StepSums, judge
@@ -35,13 +39,15 @@ from hotpot.learner.update.replayed import Decoupled, Replayed, importance
 from hotpot.learner.update.results import Agreement, OptimizerStep
 from hotpot.models import Decoder
 
+Result = TypeVar("Result")
+
 
 class UpdateSteps:
     """The optimiser steps of one batch.
 
     ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights (without a first pass: as above),
     at the training temperature and at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``:
-    which loss tokens are. ``pass_tokens`` bounds a pass. A ``critic`` is the one the batch was estimated with.
+    which loss tokens are. ``pass_tokens`` bounds a pass as ``budget`` has it in the beginning. A ``critic`` is the one the batch was estimated with.
     """
 
     def __init__(
@@ -57,18 +63,18 @@ class UpdateSteps:
         update: int,
         policy_version: int,
         watch: NormWatch,
+        budget: PassBudget,
         critic: Critic | None = None,
     ) -> None:
-        self._watch = watch
+        self._watch, self._budget = watch, budget
         self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
         self._critic = critic
         self._gradients = Gradients(decoder, critic, max_norm=settings.max_grad_norm)
         self._settings, self._batch, self._temperature = settings, batch, temperature
         self._loss_settings = _loss_settings(settings)
         self._sequences = batch.sequence_numbers
-        self.pass_tokens = pass_tokens(
-            [member.sequence for member in batch.sequences], most=settings.micro_batch_tokens
-        )
+        self._pieces = [member.sequence for member in batch.sequences]
+        self.pass_tokens = budget.pass_tokens(self._pieces)
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._at_start = np.zeros(batch.num_loss_tokens, dtype=np.bool_)
@@ -87,8 +93,9 @@ class UpdateSteps:
         if not self._batch.sequences:
             return
         self._first_pass()
-        for minibatch in (minibatch for epoch in self._plan for minibatch in epoch):
-            step = self._step(minibatch)
+        planned = [minibatch for epoch in self._plan for minibatch in epoch]
+        for number, minibatch in enumerate(planned):
+            step = self._step(minibatch, number)
             if step.skipped or minibatch.epoch < self._settings.epochs:
                 yield step
 
@@ -136,35 +143,42 @@ class UpdateSteps:
             mean=float(masked.mean(values, mask)),
         )
 
-    def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
-        return cut(members, max_tokens=self.pass_tokens, packing=self._settings.packing)
+    def _attempt(self, work: Callable[[int], Result], stage: Stage, step: int = 0) -> Result:
+        return self._budget.attempt(work, stage=stage, sequences=self._pieces, step=step)
 
-    @torch.no_grad()
+    def _passes(self, members: Sequence[BatchSequence], max_tokens: int) -> list[MicroBatch]:
+        return cut(members, max_tokens=max_tokens, packing=self._settings.packing)
+
     def _first_pass(self) -> None:
         started = {member.start for member in self._plan[0][0].members}
         rest = [member for member in self._batch.sequences if member.start not in started]
-        for micro in [] if self._skips_first else self._passes(rest):
+        if not self._skips_first:
+            self._attempt(lambda tokens: self._score_first(self._passes(rest, tokens)), "first_pass")
+        if (reference := self._reference) is not None:
+            self._reference_logprobs = self._attempt(
+                lambda tokens: reference_logprobs(
+                    reference,
+                    self._passes(self._batch.sequences, tokens),
+                    self._batch.num_loss_tokens,
+                    temperature=self._temperature,
+                ),
+                "reference",
+            )
+
+    @torch.no_grad()
+    def _score_first(self, micros: Sequence[MicroBatch]) -> None:
+        for micro in micros:
             scores = score(self._decoder, micro, temperature=self._temperature, spread=False)
             self.first[micro.flat] = scores.logprobs.numpy()
             self.first_model[micro.flat] = scores.model_logprobs.numpy()
             self._at_start[micro.flat] = True
-        if self._reference is not None:
-            self._reference_logprobs = np.zeros(self._batch.num_loss_tokens)
-            for micro in self._passes(self._batch.sequences):
-                scores = score(self._reference, micro, temperature=self._temperature, spread=False)
-                self._reference_logprobs[micro.flat] = scores.logprobs.numpy()
 
-    def _step(self, minibatch: Minibatch) -> OptimizerStep:
-        self._optimizer.zero_grad(set_to_none=True)
-        coefficient = None if self._critic is None else self._settings.value_coefficient
-        sums = StepSums(self._batch.num_loss_tokens, value_coefficient=coefficient)
-        starting = minibatch.epoch == 0 and (minibatch.index == 0 or self._skips_first)
-        for micro in minibatch.micros:
-            one = self._forward(micro, minibatch, starting=starting)
-            sums.add(one)
-            if not sums.broken:
-                one.loss.backward()  # type: ignore[no-untyped-call]
-        norm, finding = self._finish(minibatch, sums)
+    def _step(self, planned: Minibatch, number: int) -> OptimizerStep:
+        minibatch, sums, norm, finding = self._attempt(
+            lambda tokens: self._gradient(planned.within(tokens, self._settings.packing)), "step", number
+        )
+        self._plan[minibatch.epoch][minibatch.index] = minibatch
+        self._finish(minibatch, norm, finding)
         return OptimizerStep(
             epoch=minibatch.epoch,
             minibatch=minibatch.index,
@@ -180,6 +194,23 @@ class UpdateSteps:
             hash=minibatch.hash,
             finding=finding,
         )
+
+    def _gradient(self, minibatch: Minibatch) -> tuple[Minibatch, StepSums, float, Finding | None]:
+        """Leave the step's clipped gradient in the parameters; return its norm before, and what was found wrong, if anything."""
+        self._optimizer.zero_grad(set_to_none=True)
+        coefficient = None if self._critic is None else self._settings.value_coefficient
+        sums = StepSums(self._batch.num_loss_tokens, value_coefficient=coefficient)
+        starting = minibatch.epoch == 0 and (minibatch.index == 0 or self._skips_first)
+        for micro in minibatch.micros:
+            one = self._forward(micro, minibatch, starting=starting)
+            sums.add(one)
+            if not sums.broken:
+                one.loss.backward()  # type: ignore[no-untyped-call]
+        norm = math.nan if sums.broken else self._gradients.clip()
+        finding = None
+        if not math.isfinite(norm) or self._watch.exploding(norm):
+            finding = self._find(minibatch, sums, norm)
+        return minibatch, sums, norm, finding
 
     def _forward(self, micro: MicroBatch, minibatch: Minibatch, *, starting: bool = False) -> PassLoss:
         """Return what one pass of the step comes to; ``starting``: its log-probabilities count as the first ones."""
@@ -224,19 +255,14 @@ class UpdateSteps:
         factors = importance(proximal[flat], sampled[flat], self._decoupled.caps[flat])
         return np.where(self._decoupled.mask[flat], weights * factors, weights)
 
-    def _finish(self, minibatch: Minibatch, sums: StepSums) -> tuple[float, Finding | None]:
-        """Step the optimiser, or skip; return the gradient norm before clipping and what was found wrong, if anything."""
-        norm = math.nan if sums.broken else self._gradients.clip()
-        finding = None
-        if not math.isfinite(norm) or self._watch.exploding(norm):
-            finding = self._find(minibatch, sums, norm)
+    def _finish(self, minibatch: Minibatch, norm: float, finding: Finding | None) -> None:
+        """Step the optimiser, or skip."""
         if finding is not None and finding.skipped:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             self._optimizer.step()
             if not minibatch.critic_alone:
                 self._watch.observe(norm)
-        return norm, finding
 
     def _find(self, minibatch: Minibatch, sums: StepSums, norm: float) -> Finding:
         """Return what is wrong with a step that has come to ``sums`` and a gradient of ``norm``."""
@@ -248,7 +274,7 @@ class UpdateSteps:
                 members=minibatch.members,
                 passes=minibatch.pass_members,
                 norm_of=lambda part: self._gradients.norm_of(
-                    self._forward(micro, minibatch).loss for micro in self._passes(part)
+                    self._forward(micro, minibatch).loss for micro in self._passes(part, minibatch.max_tokens)
                 ),
             ),
             TokenValues(
