@@ -16,7 +16,7 @@ from transformers import (
 
 from hotpot.errors import ModelFilesError
 from hotpot.models import Decoder, DecoderConfig, KeyValueCache
-from hotpot.models.files import config_to_dict
+from hotpot.models.decoder_config import config_to_dict
 
 VOCAB = 53
 

@@ -15,11 +15,11 @@ from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.learner.batches.batches import BatchSequence, make_member
 from hotpot.learner.batches.passes import lay_out
 from hotpot.learner.scores.forward import score
-from hotpot.models import Decoder
+from hotpot.models import Policy
 
 
 def imitate(
-    decoder: Decoder, batches: Iterable[Sequence[TrainingSequence]], settings: WarmstartSection
+    decoder: Policy, batches: Iterable[Sequence[TrainingSequence]], settings: WarmstartSection
 ) -> list[float]:
     """Train ``decoder`` in place, one AdamW step a batch; return the loss of each, in nats per loss token.
 

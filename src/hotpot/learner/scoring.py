@@ -14,7 +14,7 @@ from hotpot.experience import TrainingSequence
 from hotpot.learner.batches.batches import make_member
 from hotpot.learner.batches.passes import PASS_TOKENS, cut
 from hotpot.learner.scores.forward import score
-from hotpot.models import Decoder
+from hotpot.models import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,7 +31,7 @@ class Scored:
 
 @torch.no_grad()
 def score_sequences(
-    decoder: Decoder, sequences: Sequence[TrainingSequence], *, temperature: float
+    decoder: Policy, sequences: Sequence[TrainingSequence], *, temperature: float
 ) -> list[Scored]:
     """Return what ``decoder`` says of the loss tokens of each of ``sequences`` (whole ones, none without loss tokens)."""
     members, start = [], 0
@@ -40,7 +40,7 @@ def score_sequences(
         start = members[-1].stop
     logprobs, model_logprobs = np.zeros(start), np.zeros(start)
     longest = max((len(sequence.tokens) for sequence in sequences), default=0)
-    for micro in cut(members, max_tokens=max(PASS_TOKENS, longest + 7)):
+    for micro in cut(members, max_tokens=max(PASS_TOKENS, longest + 7), share=decoder.caches):
         scores = score(decoder, micro, temperature=temperature, spread=False)
         logprobs[micro.flat] = scores.logprobs.numpy()
         model_logprobs[micro.flat] = scores.model_logprobs.numpy()

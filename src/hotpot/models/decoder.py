@@ -11,47 +11,16 @@ Invariants: a token's hidden state depends on no later position of its row and o
 right-padding changes nothing before it.
 """
 
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
+from torch.utils.checkpoint import checkpoint
 
-from hotpot.errors import ModelFilesError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
-    """Shape of a decoder. ``head_dim`` 0 means hidden_size / num_heads."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int = 0
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
-    max_context_tokens: int = 2048
-    tie_embeddings: bool = True
-    qk_norm: bool = False
-    attention_bias: bool = False
-    initializer_range: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.head_dim == 0:
-            if self.hidden_size % self.num_heads:
-                raise ModelFilesError(
-                    f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change either"
-                )
-            object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
-        if self.num_heads % self.num_kv_heads:
-            raise ModelFilesError(
-                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; change either"
-            )
-        if self.head_dim % 2:
-            raise ModelFilesError(f"head_dim {self.head_dim} is odd; the rotary embedding needs pairs")
+from hotpot.models.decoder_config import DecoderConfig, config_to_dict
+from hotpot.models.disk import write_json, write_tensors
+from hotpot.models.policy import PastTokens, Policy
 
 
 class KeyValueCache:
@@ -92,7 +61,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` float ``[..., size]``."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -115,7 +84,7 @@ class Attention(nn.Module):
         x: Tensor,
         rotary: tuple[Tensor, Tensor],
         positions: Tensor,
-        cache: KeyValueCache | None,
+        cache: PastTokens | None,
         rows: slice | Tensor | None,
         attend: Tensor | None,
     ) -> Tensor:
@@ -171,7 +140,7 @@ class Layer(nn.Module):
         x: Tensor,
         rotary: tuple[Tensor, Tensor],
         positions: Tensor,
-        cache: KeyValueCache | None,
+        cache: PastTokens | None,
         rows: slice | Tensor | None,
         attend: Tensor | None,
         wanted: Tensor | None = None,
@@ -184,8 +153,11 @@ class Layer(nn.Module):
         return out
 
 
-class Decoder(nn.Module):
-    """The policy: token ids to logits."""
+class Decoder(Policy):
+    """A policy of the Llama/Qwen family: it packs, and it takes a cache."""
+
+    config: DecoderConfig
+    packs = caches = True
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -222,24 +194,22 @@ class Decoder(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         *,
-        cache: KeyValueCache | None = None,
+        cache: PastTokens | None = None,
         rows: slice | Tensor | None = None,
         attend: Tensor | None = None,
         wanted: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden state of every token, float ``[B, T, hidden_size]``.
+        """Return hidden states, see :meth:`hotpot.models.Policy.forward`.
 
-        ``tokens``, ``positions`` int64 ``[B, T]``. Without ``cache`` and ``attend`` attention is causal over the row.
-        ``attend`` bool ``[B, 1, T, S]`` says which keys each token sees. With ``cache`` the new keys and values are
-        first written to ``rows`` (a slice or int64 ``[B]``) at ``positions``, and the S keys are the first S of those rows.
-        ``wanted`` int64 ``[K]`` numbers tokens in ``[B * T]``: only they pass the last layer's feed-forward, and their
-        hidden states float ``[K, hidden_size]`` are returned.
+        Only ``wanted`` tokens pass the last layer's feed-forward.
         """
         x = self.embed_tokens(tokens)
         rotary = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
         last = len(self.layers) - 1
+        again = self.gradient_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotary, positions, cache, rows, attend, wanted if index == last else None)
+            given = (x, rotary, positions, cache, rows, attend, wanted if index == last else None)
+            x = _kept_by_its_input(layer, *given) if again else layer(*given)
         out: Tensor = self.norm(x)
         return out
 
@@ -247,6 +217,22 @@ class Decoder(nn.Module):
         """Return logits float32 ``[..., vocab_size]`` of hidden states float ``[..., hidden_size]``."""
         weight = self.embed_tokens.weight if self.config.tie_embeddings else self.lm_head.weight
         return F.linear(hidden, weight).float()
+
+    def outer_name(self, name: str) -> str:
+        """Return the name that transformers gives the parameter (or module) ``name``."""
+        return name if name.startswith("lm_head.") else f"model.{name}"
+
+    def save(self, folder: Path) -> None:
+        """Write config.json and model.safetensors; see :meth:`hotpot.models.Policy.save`."""
+        write_json(folder / "config.json", config_to_dict(self.config))
+        state = self.state_dict()
+        write_tensors(folder / "model.safetensors", {self.outer_name(name): state[name] for name in state})
+
+
+def _kept_by_its_input(layer: nn.Module, *given: object) -> Tensor:
+    """Return what ``layer`` makes of ``given``; it is computed again for the gradient. No layer draws random numbers."""
+    out: Tensor = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
+    return out
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from hotpot.models.decoder import Decoder
+from hotpot.models.policy import Policy
 
 ROUNDS = 5
 SLOWER = 2.0
@@ -49,15 +49,15 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def training_work(decoder: Decoder) -> Callable[[], object]:
+def training_work(policy: Policy) -> Callable[[], object]:
     """Return a short piece of work like a learner's: forward and backward over 16 rows of up to 128 tokens."""
-    length = min(128, decoder.config.max_context_tokens)
+    length = min(128, policy.config.max_context_tokens)
     tokens = torch.zeros(16, length, dtype=torch.long)
     positions = torch.arange(length).expand_as(tokens)
 
     def work() -> None:
-        decoder.logits(decoder(tokens, positions)).logsumexp(-1).mean().backward()  # type: ignore[no-untyped-call]
-        decoder.zero_grad(set_to_none=True)
+        policy.logits(policy(tokens, positions)).logsumexp(-1).mean().backward()  # type: ignore[no-untyped-call]
+        policy.zero_grad(set_to_none=True)
 
     return work
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from hotpot.config import Recipe
 from hotpot.engine.embedded import EmbeddedEngine
-from hotpot.models import Decoder, measure_threads, training_work
+from hotpot.errors import EngineError
+from hotpot.models import Decoder, Policy, measure_threads, training_work
 from hotpot.types import GenerationRequest, Purpose, SampleKey, SamplingParams
 
 
@@ -34,12 +35,14 @@ def frozen_sampling(recipe: Recipe) -> dict[Purpose, SamplingParams]:
 
 
 def make_engine(
-    recipe: Recipe, decoder: Decoder, sampling: dict[Purpose, SamplingParams], version: int
+    recipe: Recipe, policy: Policy, sampling: dict[Purpose, SamplingParams], version: int
 ) -> EmbeddedEngine:
-    """Return an engine that serves ``decoder``'s weights, copied, as policy version ``version``."""
+    """Return an engine that serves ``policy``'s weights, copied, as policy version ``version``."""
+    if not isinstance(policy, Decoder):
+        raise EngineError(f"the embedded engine computes no {type(policy).__name__}; choose another model")
     return EmbeddedEngine(
-        decoder.config,
-        decoder.state_dict(),
+        policy.config,
+        policy.state_dict(),
         settings=recipe.engine,
         max_context_tokens=recipe.rollout.max_context_tokens,
         sampling=sampling,
@@ -47,13 +50,13 @@ def make_engine(
     )
 
 
-def choose_threads(recipe: Recipe, decoder: Decoder) -> Threads:
+def choose_threads(recipe: Recipe, policy: Policy) -> Threads:
     """Return the thread counts of the recipe, or those measured best on the policy for each of the two kinds of work."""
     fixed = 1 if recipe.run.deterministic else recipe.run.threads
     if fixed:
         return Threads(engine=fixed, learner=fixed)
     sampling = {Purpose.EVALUATION: SamplingParams()}
-    engine = make_engine(recipe, decoder, sampling, version=0)
+    engine = make_engine(recipe, policy, sampling, version=0)
     number = 0
 
     def generate() -> None:
@@ -75,6 +78,6 @@ def choose_threads(recipe: Recipe, decoder: Decoder) -> Threads:
         while not engine.idle:
             engine.step()
 
-    chosen = Threads(engine=measure_threads(generate)[0], learner=measure_threads(training_work(decoder))[0])
+    chosen = Threads(engine=measure_threads(generate)[0], learner=measure_threads(training_work(policy))[0])
     engine.close()
     return chosen

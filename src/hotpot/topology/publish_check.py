@@ -7,13 +7,14 @@ only the engine's protocol; the engine it is given must serve nobody else.
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from hotpot.engine import Engine
 from hotpot.errors import EngineError
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
 from hotpot.learner.scoring import score_sequences
-from hotpot.models import Decoder, checksum
+from hotpot.models import Policy, checksum
 from hotpot.types import Generation, GenerationRequest, Purpose, SampleKey, SamplingParams, Trajectory
 
 PERTURBATION = 1.02
@@ -30,7 +31,8 @@ def check_publish(
 
     Versions 1 and 2 are used up on it. Learner and its weights are not touched.
     """
-    own, changed = learner.weights(), Decoder(learner.decoder.config)
+    own, changed = learner.weights(), learner.policy().duplicate()
+    changed.precision = torch.float32
     changed.load_state_dict({name: tensor * PERTURBATION for name, tensor in own.items()})
     other = {name: tensor.detach() for name, tensor in changed.state_dict().items()}
     probe = _probe(engine, first, sampling)
@@ -98,7 +100,7 @@ def _same(one: Generation, other: Generation) -> bool:
     )
 
 
-def _of_changed(changed: Decoder, first: Trajectory, answer: Generation, tolerance: float) -> str:
+def _of_changed(changed: Policy, first: Trajectory, answer: Generation, tolerance: float) -> str:
     prompt = first.steps[0].prompt_tokens
     tokens = np.concatenate([prompt, answer.tokens]).astype(np.int32)
     mask = np.arange(len(tokens)) >= len(prompt)

@@ -20,7 +20,7 @@ from hotpot.experience import Ledger, RunReader, from_table
 from hotpot.experience.crashpoints import reach
 from hotpot.learner import Learner
 from hotpot.learner.checkpoint import read_manifest
-from hotpot.models import checksum, load_decoder
+from hotpot.models import checksum, load_policy
 from hotpot.observability.changes import known_versions
 from hotpot.rollout import NOTHING, Past
 from hotpot.topology.checkpoints import (
@@ -253,11 +253,11 @@ def _check_model(taking: Taking) -> None:
     if "model.path" not in taking.changed or not kept or taking.recipe.model.path is None:
         return
     old = read_manifest(checkpoint_folder(taking.folder, kept[0]))["weights_checksum"]
-    decoder = load_decoder(taking.recipe.model.path)
+    decoder = load_policy(taking.recipe.model.path)
     new = checksum(decoder.state_dict())
     if new == old:
         return
-    was = load_decoder(checkpoint_folder(taking.folder, kept[0])).config
+    was = load_policy(checkpoint_folder(taking.folder, kept[0])).config
     shape = "of the same shape" if was == decoder.config else f"of shape {decoder.config}, not {was}"
     raise RecipeError(
         f"model.path = {taking.recipe.model.path} has weights {new}, {shape}; {taking.folder} began with {old}, and a "

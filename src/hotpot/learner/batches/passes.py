@@ -19,7 +19,7 @@ from hotpot.experience import TrainingSequence
 from hotpot.ids import sha256_hex
 from hotpot.learner.batches.arrangement import Packing, arrange, padded
 from hotpot.learner.batches.batches import BatchSequence, gather
-from hotpot.learner.batches.families import common_prefix, families
+from hotpot.learner.batches.families import Family, common_prefix, families
 
 PASS_TOKENS = 2048
 """Padded tokens of one pass where the recipe allows as many: what a layer computes then stays in the processor's cache."""
@@ -62,12 +62,12 @@ class MicroBatch:
 
 
 def cut(
-    members: Sequence[BatchSequence], *, max_tokens: int, packing: Packing = "padded"
+    members: Sequence[BatchSequence], *, max_tokens: int, packing: Packing = "padded", share: bool = True
 ) -> list[MicroBatch]:
     """Cut ``members`` into passes of at most ``max_tokens`` tokens each, padding included.
 
     Members with a prefix in common come together where that saves work (:mod:`hotpot.learner.batches.families`), and among them
-    those of like length. Raises :class:`LearnerError` where a single sequence is longer than ``max_tokens``.
+    those of like length; without ``share`` no pass has a prefix. Raises :class:`LearnerError` where a single sequence is longer than ``max_tokens``.
     """
     for member in members:
         if member.num_inputs > max_tokens:
@@ -76,7 +76,7 @@ def cut(
                 f"learner.micro_batch_tokens = {max_tokens}; raise that, or lower rollout.max_context_tokens"
             )
     passes = []
-    for family in families(members, max_tokens=max_tokens, packing=packing):
+    for family in families(members, max_tokens=max_tokens, packing=packing) if share else _unshared(members):
         room = max_tokens - family.prefix
         lengths = [member.num_inputs - family.prefix for member in family.members]
         for rows in arrange(lengths, max_tokens=room, packing=packing):
@@ -85,6 +85,10 @@ def cut(
             shared = common_prefix([member for row in found for member in row]) if family.prefix else 0
             passes.append(lay_out(found, prefix=shared, max_width=max_tokens - shared))
     return passes
+
+
+def _unshared(members: Sequence[BatchSequence]) -> list[Family]:
+    return [Family(members=members, prefix=0)] if members else []
 
 
 def pass_tokens(sequences: Sequence[TrainingSequence], *, most: int) -> int:

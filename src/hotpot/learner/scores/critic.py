@@ -26,7 +26,7 @@ from hotpot.learner.batches.batches import BatchSequence, make_member
 from hotpot.learner.batches.passes import MicroBatch, cut
 from hotpot.learner.batches.states import PieceStates
 from hotpot.learner.scores.forward import hidden_states
-from hotpot.models import Decoder
+from hotpot.models import Policy
 
 CriticKind = Literal["head", "separate"]
 
@@ -34,15 +34,14 @@ CriticKind = Literal["head", "separate"]
 class Critic(nn.Module):
     """A value head, on a decoder of its own or on the policy's hidden states."""
 
-    def __init__(self, policy: Decoder, kind: CriticKind) -> None:
+    def __init__(self, policy: Policy, kind: CriticKind) -> None:
         super().__init__()
         self.head = nn.Linear(policy.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.decoder: Decoder | None = None
+        self.decoder: Policy | None = None
         if kind == "separate":
-            self.decoder = Decoder(policy.config)
-            self.decoder.load_state_dict(policy.state_dict())
+            self.decoder = policy.duplicate()
 
     def values(self, micro: MicroBatch, policy_hidden: Tensor | None) -> Tensor:
         """Return the value of the state before each loss token of ``micro``, float32 ``[k]``, with gradient.
@@ -62,7 +61,7 @@ class Critic(nn.Module):
 
 @torch.no_grad()
 def state_values(
-    critic: Critic, policy: Decoder, states: Sequence[PieceStates], *, max_tokens: int, packing: Packing
+    critic: Critic, policy: Policy, states: Sequence[PieceStates], *, max_tokens: int, packing: Packing
 ) -> list[NDArray[np.float64]]:
     """Return the values of each piece's states, float64 ``[k]``, the final one last where it has one, without gradient.
 
@@ -78,13 +77,13 @@ def state_values(
             members.append(_asking(state, owner=len(members), start=rows[-1].start))
     found = np.zeros(size)
     reader = policy if critic.decoder is None else critic.decoder
-    for micro in cut(members, max_tokens=max_tokens, packing=packing):
+    for micro in cut(members, max_tokens=max_tokens, packing=packing, share=reader.caches):
         hidden = hidden_states(reader, micro)
         found[micro.flat] = critic.head(hidden)[:, 0].double().numpy()
     return [found[part] for part in rows]
 
 
-def clip_gradients(policy: Decoder, critic: Critic | None, limit: float) -> list[float]:
+def clip_gradients(policy: Policy, critic: Critic | None, limit: float) -> list[float]:
     """Clip gradient norms to ``limit``; return them as they were before.
 
     One norm of all, or two where the critic has a decoder of its own: the policy's, then the critic's.

@@ -20,14 +20,14 @@ from hotpot.learner.batches.budget import PassBudget
 from hotpot.learner.batches.passes import cut
 from hotpot.learner.losses.divergence import ESTIMATORS
 from hotpot.learner.scores.reference import reference_logprobs
-from hotpot.models import Decoder
+from hotpot.models import Policy
 
 Divergences = Mapping[tuple[str, int], NDArray[np.float64]]
 """By (trajectory id, segment), in order: the KL estimate at each action token in nats, float64 ``[k]``."""
 
 
 def divergences(
-    reference: Decoder,
+    reference: Policy,
     sequences: Sequence[TrainingSequence],
     settings: LearnerSection,
     temperature: float,
@@ -47,11 +47,10 @@ def divergences(
         ],
         np.float64,
     )
-
     referred = budget.attempt(
         lambda tokens: reference_logprobs(
             reference,
-            cut(members, max_tokens=tokens, packing=settings.packing),
+            cut(members, max_tokens=tokens, packing=settings.packing, share=reference.caches),
             len(sampled),
             temperature=1.0 if raw else temperature,
         ),

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from hotpot.learner.batches.passes import MicroBatch
 from hotpot.learner.scores.forward import score
-from hotpot.models import Decoder
+from hotpot.models import Policy
 
 
 @torch.no_grad()
 def reference_logprobs(
-    reference: Decoder, micros: Sequence[MicroBatch], num_loss_tokens: int, *, temperature: float
+    reference: Policy, micros: Sequence[MicroBatch], num_loss_tokens: int, *, temperature: float
 ) -> NDArray[np.float64]:
     """Return the log-probability at ``temperature`` of each of ``num_loss_tokens`` loss tokens, float64 ``[N]``; ``micros``
     are passes over all of them."""

@@ -14,7 +14,7 @@ from hotpot.errors import LearnerError
 from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.learner.batches.batches import Batch, order_sequences
 from hotpot.learner.update.results import NonFiniteError, UpdateResult
-from hotpot.models import DecoderConfig
+from hotpot.models import PolicyConfig
 
 
 def check_sequences(sequences: Sequence[TrainingSequence], *, max_context_tokens: int) -> None:
@@ -68,7 +68,7 @@ def check_versions(batch: Batch, *, update: int, policy_version: int) -> None:
         )
 
 
-def check_reference(reference: DecoderConfig, policy: DecoderConfig) -> None:
+def check_reference(reference: PolicyConfig, policy: PolicyConfig) -> None:
     """Raise :class:`LearnerError` where the reference cannot score whatever the policy can say."""
     if reference.vocab_size != policy.vocab_size:
         raise LearnerError(

@@ -3,7 +3,7 @@
 Owns the plan; it is made before the first step and hangs on nothing that a step changes. Computes nothing of a model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from hotpot.config.sections import LearnerSection
-from hotpot.learner.batches.arrangement import Packing
 from hotpot.learner.batches.batches import Batch, BatchSequence, deal
 from hotpot.learner.batches.passes import MicroBatch, cut, layout_hash
 from hotpot.learner.losses.aggregation import token_weights
 from hotpot.learner.update.shaping import step_advantages
+
+Passes = Callable[[Sequence[BatchSequence], int], Sequence[MicroBatch]]
+"""Cuts sequences into passes of at most that many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,24 +54,24 @@ class Minibatch:
         inside = [set(micro.flat.tolist()) for micro in self.micros]
         return [[member for member in self.members if member.start in flat] for flat in inside]
 
-    def within(self, max_tokens: int, packing: Packing) -> "Minibatch":
-        """The same in passes of at most ``max_tokens`` tokens."""
+    def within(self, max_tokens: int, passes: Passes) -> "Minibatch":
+        """The same in passes of at most ``max_tokens`` tokens, as ``passes`` cuts them."""
         if max_tokens == self.max_tokens:
             return self
-        micros = cut(self.members, max_tokens=max_tokens, packing=packing)
-        return replace(self, micros=micros, max_tokens=max_tokens)
+        return replace(self, micros=passes(self.members, max_tokens), max_tokens=max_tokens)
 
 
 def plan(
-    batch: Batch, settings: LearnerSection, *, seed: int, update: int, max_tokens: int
+    batch: Batch, settings: LearnerSection, *, seed: int, update: int, max_tokens: int, share: bool = True
 ) -> list[list[Minibatch]]:
-    """Return the minibatches of each epoch, in the order they are learned; passes hold at most ``max_tokens`` tokens.
+    """Return the minibatches of each epoch, in the order they are learned; passes hold at most ``max_tokens`` tokens,
+    and compute a prefix once for several sequences where they ``share``.
 
     Behind the ``learner.epochs`` come those in which only the critic learns.
     """
     return [
         [
-            _minibatch(batch, settings, epoch, index, members, max_tokens=max_tokens)
+            _minibatch(batch, settings, epoch, index, members, max_tokens=max_tokens, share=share)
             for index, members in enumerate(
                 deal(batch, minibatches=settings.minibatches, seed=seed, update=update, epoch=epoch)
             )
@@ -86,6 +88,7 @@ def _minibatch(
     members: Sequence[BatchSequence],
     *,
     max_tokens: int,
+    share: bool,
 ) -> Minibatch:
     lengths = torch.tensor([len(member.loss_positions) for member in members])
     owners = torch.tensor([member.owner for member in members])
@@ -101,7 +104,7 @@ def _minibatch(
         epoch=epoch,
         index=index,
         members=members,
-        micros=cut(members, max_tokens=max_tokens, packing=settings.packing),
+        micros=cut(members, max_tokens=max_tokens, packing=settings.packing, share=share),
         weights=weights,
         advantages=step_advantages(batch, flat, settings),
         critic_alone=epoch >= settings.epochs,

@@ -1,7 +1,7 @@
 """The optimiser steps of one update: first pass, minibatches, passes, the finite check, the step itself.
 
 Owns what happens between a batch and its optimiser steps. Decides nothing about rates, counters or when to give up.
-Where memory runs out a step begins anew (:mod:`hotpot.learner.batches.budget`): up to the optimiser's own it changes nothing.
+Until the optimiser itself steps, a step can begin anew, as it does where memory runs out.
 
 The first pass gives every loss token's log-probability at the weights the update starts from. It runs without
 gradient and leaves the first minibatch out: that one's own training pass has those very weights. Where nothing is made of
@@ -27,17 +27,17 @@ from hotpot.learner.batches.passes import MicroBatch, cut
 from hotpot.learner.faults.culprits import CriticValues, Suspects, TokenValues, find
 from hotpot.learner.faults.findings import Finding
 from hotpot.learner.faults.norm_watch import NormWatch
-from hotpot.learner.losses.policy_loss import LossInput, LossSettings, policy_loss
+from hotpot.learner.losses.policy_loss import LossInput, policy_loss
 from hotpot.learner.losses.value_loss import explained_variance
 from hotpot.learner.scores.critic import Critic
 from hotpot.learner.scores.forward import TokenScores, score
 from hotpot.learner.scores.reference import reference_logprobs
 from hotpot.learner.update.gradients import Gradients
 from hotpot.learner.update.minibatches import Minibatch, plan
-from hotpot.learner.update.pass_loss import PassLoss, StepSums, judge
+from hotpot.learner.update.pass_loss import PassLoss, StepSums, judge, loss_settings
 from hotpot.learner.update.replayed import Decoupled, Replayed, importance
 from hotpot.learner.update.results import Agreement, OptimizerStep
-from hotpot.models import Decoder
+from hotpot.models import Policy
 
 Result = TypeVar("Result")
 
@@ -47,18 +47,19 @@ class UpdateSteps:
 
     ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights (without a first pass: as above),
     at the training temperature and at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``:
-    which loss tokens are. ``pass_tokens`` bounds a pass as ``budget`` has it in the beginning. A ``critic`` is the one the batch was estimated with.
+    which loss tokens are. ``pass_tokens`` bounds a pass as ``budget`` has it in the beginning. A ``critic`` is the
+    one the batch was estimated with.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Policy,
         optimizer: torch.optim.Optimizer,
         settings: LearnerSection,
         batch: Batch,
         *,
         temperature: float,
-        reference: Decoder | None,
+        reference: Policy | None,
         seed: int,
         update: int,
         policy_version: int,
@@ -71,7 +72,7 @@ class UpdateSteps:
         self._critic = critic
         self._gradients = Gradients(decoder, critic, max_norm=settings.max_grad_norm)
         self._settings, self._batch, self._temperature = settings, batch, temperature
-        self._loss_settings = _loss_settings(settings)
+        self._loss_settings = loss_settings(settings)
         self._sequences = batch.sequence_numbers
         self._pieces = [member.sequence for member in batch.sequences]
         self.pass_tokens = budget.pass_tokens(self._pieces)
@@ -83,7 +84,9 @@ class UpdateSteps:
         self._decoupled = Decoupled.of(batch, settings, policy_version)
         self._skips_first = not self.recomputes and settings.agreement == "first_minibatch"
         self._reference_logprobs: NDArray[np.float64] | None = None
-        self._plan = plan(batch, settings, seed=seed, update=update, max_tokens=self.pass_tokens)
+        self._plan = plan(
+            batch, settings, seed=seed, update=update, max_tokens=self.pass_tokens, share=self._shares
+        )
 
     def run(self) -> Iterator[OptimizerStep]:
         """Take the optimiser steps one by one; each is yielded after it was taken or skipped.
@@ -93,8 +96,7 @@ class UpdateSteps:
         if not self._batch.sequences:
             return
         self._first_pass()
-        planned = [minibatch for epoch in self._plan for minibatch in epoch]
-        for number, minibatch in enumerate(planned):
+        for number, minibatch in enumerate([one for epoch in self._plan for one in epoch]):
             step = self._step(minibatch, number)
             if step.skipped or minibatch.epoch < self._settings.epochs:
                 yield step
@@ -147,7 +149,13 @@ class UpdateSteps:
         return self._budget.attempt(work, stage=stage, sequences=self._pieces, step=step)
 
     def _passes(self, members: Sequence[BatchSequence], max_tokens: int) -> list[MicroBatch]:
-        return cut(members, max_tokens=max_tokens, packing=self._settings.packing)
+        return cut(members, max_tokens=max_tokens, packing=self._settings.packing, share=self._shares)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether every model that computes these passes can compute a shared prefix once."""
+        models = (self._decoder, self._reference, None if self._critic is None else self._critic.decoder)
+        return all(model.caches for model in models if model is not None)
 
     def _first_pass(self) -> None:
         started = {member.start for member in self._plan[0][0].members}
@@ -175,7 +183,7 @@ class UpdateSteps:
 
     def _step(self, planned: Minibatch, number: int) -> OptimizerStep:
         minibatch, sums, norm, finding = self._attempt(
-            lambda tokens: self._gradient(planned.within(tokens, self._settings.packing)), "step", number
+            lambda tokens: self._gradient(planned.within(tokens, self._passes)), "step", number
         )
         self._plan[minibatch.epoch][minibatch.index] = minibatch
         self._finish(minibatch, norm, finding)
@@ -290,15 +298,3 @@ class UpdateSteps:
             watch=self._watch,
             skip_exploding=self._settings.skip_exploding,
         )
-
-
-def _loss_settings(settings: LearnerSection) -> LossSettings:
-    return LossSettings(
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        clip_dual=settings.clip_dual,
-        ratio=settings.ratio,
-        kl_coefficient=settings.kl_coefficient if settings.kl_in == "loss" else 0.0,
-        kl_estimator=settings.kl_estimator,
-        entropy_coefficient=settings.entropy_coefficient,
-    )

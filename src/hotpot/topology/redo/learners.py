@@ -1,15 +1,16 @@
 """Learners in the state that an update of a run started from, under the terms that it was learned with.
 
 Owns what a learner is made of besides the record: weights and optimiser of a checkpoint, the tokenizer beside them, the
-reference. Reads checkpoints; writes into a temporary folder only.
+reference, the model that adapters lie on. Reads checkpoints; writes into a temporary folder only.
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from hotpot.errors import ModelFilesError
 from hotpot.learner import Learner
-from hotpot.models import Decoder, PolicyTokenizer, checksum, load_decoder
+from hotpot.models import Policy, PolicyTokenizer, checksum, load_policy
 from hotpot.rollout import Dialect
 from hotpot.topology.checkpoints import checkpoint_folder
 from hotpot.topology.ingredients import template_markup
@@ -21,7 +22,7 @@ class Learners:
 
     def __init__(self, folder: Path, model: Path | None) -> None:
         self._folder, self._model = folder, model
-        self._references: dict[Path, Decoder] = {}
+        self._policies: dict[Path, Policy] = {}
 
     def at(self, checkpoint: int, terms: Terms) -> Learner:
         """Return a learner in the state of the checkpoint after update ``checkpoint``.
@@ -50,7 +51,7 @@ class Learners:
     def _load(self, folder: Path, terms: Terms) -> Learner:
         tokenizer = PolicyTokenizer.load(folder)
         learner = Learner(
-            load_decoder(folder),
+            self._starting_model() if terms.settings.lora_rank else load_policy(folder),
             terms.settings,
             total_updates=terms.total_updates,
             seed=terms.seed,
@@ -61,20 +62,25 @@ class Learners:
         learner.load(folder)
         return learner
 
-    def _reference(self, terms: Terms) -> Decoder | None:
+    def _reference(self, terms: Terms) -> Policy | None:
         """Return the reference: the one the settings name, else the model the run began with."""
-        settings = terms.settings
         if not terms.has_reference:
             return None
-        first = checkpoint_folder(self._folder, 0)
-        candidates = [settings.reference_path] if settings.reference_path else [first, self._model]
+        named = terms.settings.reference_path
+        return self._starting_model() if named is None else self._policy("the reference policy", [named])
+
+    def _starting_model(self) -> Policy:
+        """Return the model the run began with: a reference, and what adapters lie on. Its weights never change."""
+        return self._policy("the starting model", [checkpoint_folder(self._folder, 0), self._model])
+
+    def _policy(self, what: str, candidates: Sequence[Path | None]) -> Policy:
         for folder in candidates:
             if folder is not None and folder.is_dir():
-                if folder not in self._references:
-                    self._references[folder] = load_decoder(folder)
-                return self._references[folder]
+                if folder not in self._policies:
+                    self._policies[folder] = load_policy(folder)
+                return self._policies[folder]
         raise ModelFilesError(
-            f"the reference policy is gone: none of {', '.join(str(one) for one in candidates if one)} is a model folder; "
+            f"{what} is gone: none of {', '.join(str(one) for one in candidates if one)} is a model folder; "
             "restore it from a copy"
         )
 
