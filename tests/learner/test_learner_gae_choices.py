@@ -13,6 +13,7 @@ from hotpot.config import Recipe
 from hotpot.config.sections import LearnerSection
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
+from hotpot.learner.batches.budget import PassBudget
 from hotpot.learner.faults.norm_watch import MIN_NORMS
 from hotpot.learner.scores.critic import Critic
 from hotpot.learner.scores.kl_reward import divergences
@@ -51,7 +52,7 @@ def test_a_kl_in_the_reward_is_paid_by_each_token_before_values_are_compared(lev
     learner = learner_with(
         gae_level=level, gae_lambda=1.0, kl_in="reward", kl_coefficient=0.3, kl_estimator="k1"
     )
-    paid = divergences(make_decoder(seed=7), parts, learner.settings, 1.0)
+    paid = divergences(make_decoder(seed=7), parts, learner.settings, 1.0, PassBudget(16384))
     result = learner.update(parts, update=1, policy_version=3)
     free = learner_with(gae_level=level).update(parts, update=1, policy_version=3)
     rows = {(row.trajectory_id, row.segment): row for row in result.learned}

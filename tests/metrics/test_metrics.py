@@ -256,6 +256,7 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "learn/loss": lambda r: weighted(r, "loss", "optimizer_steps"),
     "learn/policy_loss": lambda r: weighted(r, "policy_loss", "optimizer_steps"),
     "learn/kl_loss": lambda r: weighted(r, "kl_loss", "optimizer_steps"),
+    "learn/entropy_loss": lambda r: weighted(r, "entropy_loss", "optimizer_steps"),
     "learn/grad_norm": lambda r: weighted(r, "grad_norm", "optimizer_steps"),
     "learn/grad_norm_max": lambda r: max(float(u.grad_norms.max()) for u in r["updates"]),
     **{

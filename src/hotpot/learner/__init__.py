@@ -1,5 +1,6 @@
 """From training sequences to new weights: advantages, losses, batches, optimiser steps."""
 
+from hotpot.learner.batches.budget import Halving
 from hotpot.learner.estimators.advantages import Advantages, GroupStatistics, Member, group_advantages
 from hotpot.learner.faults.findings import CulpritSequence, CulpritToken, Finding
 from hotpot.learner.learner import Learner
@@ -10,6 +11,7 @@ from hotpot.learner.update.results import (
     OptimizerStep,
     UpdateResult,
 )
+from hotpot.learner.update.terms import recorded_halving
 
 __all__ = [
     "Advantages",
@@ -18,6 +20,7 @@ __all__ = [
     "CulpritToken",
     "Finding",
     "GroupStatistics",
+    "Halving",
     "LearnedSequence",
     "Learner",
     "Member",
@@ -25,4 +28,5 @@ __all__ = [
     "OptimizerStep",
     "UpdateResult",
     "group_advantages",
+    "recorded_halving",
 ]

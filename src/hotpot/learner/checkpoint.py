@@ -42,8 +42,8 @@ _OPTIONAL = {"modules", "adapter", "precision"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
     """Last update learned, optimiser steps taken so far, the trajectories named by each step skipped in a row, the running
-    scales as plain values, and the gradient norms that the next ones are measured against, oldest first: the policy's and
-    a separate critic's."""
+    scales as plain values, the gradient norms that the next ones are measured against, oldest first (the policy's and a
+    separate critic's), and what a pass may hold since passes were halved for want of memory (tokens; 0 where they were not)."""
 
     update: int
     optimizer_steps: int
@@ -51,6 +51,7 @@ class Counters:
     scales: Mapping[str, Any] = field(default_factory=dict)
     norms: tuple[float, ...] = ()
     critic_norms: tuple[float, ...] = ()
+    pass_limit: int = 0
 
 
 def write(
@@ -146,6 +147,7 @@ def read(folder: Path, parts: Parts) -> Counters:
         scales=state["scales"],
         norms=tuple(state["norms"]),
         critic_norms=tuple(state.get("critic_norms", ())),
+        pass_limit=state["pass_limit"],
     )
     _check_shapes(folder, modules, further)
     _put(parts, moments, folder, counters.optimizer_steps)
@@ -239,7 +241,7 @@ def _state(folder: Path) -> dict[str, Any]:
         ) from None
     if isinstance(state, dict):
         # What a learner's state did not hold before it was written down.
-        state = {"run": {}, "scales": {}, "norms": [], **state}
+        state = {"run": {}, "scales": {}, "norms": [], "pass_limit": 0, **state}
         state["format"] = FORMAT if state.get("format") == 1 else state.get("format")
     if not isinstance(state, dict) or set(state) - _OPTIONAL != wanted or state["format"] != FORMAT:
         raise ModelFilesError(f"{path} is not a learner's state of format {FORMAT}; use another checkpoint")

@@ -28,10 +28,9 @@ from typing import Any
 from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
-from hotpot.ids import canonical_json
 from hotpot.learner import checkpoint
 from hotpot.learner.batches.batches import Batch, build_batch
-from hotpot.learner.batches.passes import pass_tokens
+from hotpot.learner.batches.budget import Halving, PassBudget
 from hotpot.learner.batches.states import PieceEstimates, PieceKey, estimate, piece_states
 from hotpot.learner.estimators.advantages import Advantages, Member
 from hotpot.learner.faults.norm_watch import NormWatch
@@ -52,7 +51,7 @@ from hotpot.learner.update.reporting import update_result
 from hotpot.learner.update.results import OptimizerStep, UpdateResult
 from hotpot.learner.update.shaping import RunningScales, shaped_advantages, shaped_batch
 from hotpot.learner.update.steps import UpdateSteps
-from hotpot.learner.update.terms import UpdateTerms, kernels, settings_text
+from hotpot.learner.update.terms import UpdateTerms, kernels, settings_text, state_text
 from hotpot.models import Policy, Weights, checksum
 
 
@@ -111,6 +110,7 @@ class Learner:
         self.lost_updates = 0
         self.optimizer_steps = 0
         self.scales = RunningScales()
+        self._budget = PassBudget(settings.micro_batch_tokens)
         self._skipped_in_a_row: list[tuple[str, ...]] = []
         self._watch = NormWatch(settings.max_grad_norm_ratio)
         self._critic_watch = NormWatch(settings.max_grad_norm_ratio)
@@ -122,20 +122,23 @@ class Learner:
         update: int,
         policy_version: int,
         peers: Sequence[Member] = (),
+        halving: Halving | None = None,
     ) -> UpdateResult:
         """Learn one batch.
 
         ``sequences``: every segment of every trajectory collected for the update (dropped groups included, so that
-        their statistics are reported), whole: the learner cuts
-        them where the settings say so. ``policy_version``: the version of the weights as they stand now. ``peers``:
+        their statistics are reported), whole: the learner cuts them where the settings say so.
+        ``policy_version``: the version of the weights as they stand now. ``peers``:
         members of the sequences' groups that are not learned from now but count in the baseline. Sequences marked
-        ``replayed`` are weighed as in :mod:`hotpot.learner.update.replayed`.
+        ``replayed`` are weighed as in :mod:`hotpot.learner.update.replayed`. ``halving``: where the record of this update says
+        that its passes were halved; without one they are halved where memory runs out, once.
 
         Raises :class:`LearnerError` where a sequence cannot be learned from, :class:`NonFiniteError` with the update as
         far as it came where ``max_skipped_in_a_row`` optimiser steps were skipped one after the other.
         """
         if not sequences:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
+        self._budget.begin(halving)
         batch, advantages, scales = self._batch(sequences, peers)
         check_versions(batch, update=update, policy_version=policy_version)
         for group, rate in zip(self._parts.optimizer.param_groups, self._rates(update), strict=False):
@@ -151,6 +154,7 @@ class Learner:
             update=update,
             policy_version=policy_version,
             watch=self._watch,
+            budget=self._budget,
             critic=self.critic,
             critic_watch=self._critic_watch,
         )
@@ -165,7 +169,7 @@ class Learner:
             run,
             batch,
             steps,
-            terms,
+            terms.halved(self._budget.halving),
             groups=advantages.groups,
             update=update,
             policy_version=policy_version,
@@ -225,6 +229,7 @@ class Learner:
         self.scales = RunningScales.from_dict(counters.scales)
         self._watch.recall(counters.norms)
         self._critic_watch.recall(counters.critic_norms)
+        self._budget.limit = counters.pass_limit
 
     def _batch(
         self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]
@@ -236,7 +241,7 @@ class Learner:
         check_sequences(pieces, max_context_tokens=config.max_context_tokens)
         found: Divergences = {}
         if self.reference is not None and settings.kl_in == "reward":
-            found = divergences(self.reference, sequences, settings, self.temperature)
+            found = divergences(self.reference, sequences, settings, self.temperature, self._budget)
         members = {
             s.trajectory_id: Member(trajectory_id=s.trajectory_id, group_id=s.group_id, reward=s.reward)
             for s in sequences
@@ -255,8 +260,13 @@ class Learner:
         """Return what the critic, as it stands before the update, makes of every piece; tokens pay for ``found``."""
         settings = self.settings
         states = piece_states(pieces, settings.gae_level)
-        limit = pass_tokens(pieces, most=settings.micro_batch_tokens)
-        values = state_values(critic, self.decoder, states, max_tokens=limit, packing=settings.packing)
+        values = self._budget.attempt(
+            lambda tokens: state_values(
+                critic, self.decoder, states, max_tokens=tokens, packing=settings.packing
+            ),
+            stage="values",
+            sequences=pieces,
+        )
         return estimate(
             states,
             values,
@@ -269,7 +279,7 @@ class Learner:
         """Return what ``run`` is about to hang on besides its batch."""
         return UpdateTerms(
             settings=settings_text(self.settings.model_copy(update={"precision": self.precision})),
-            state=canonical_json(asdict(self._counters())),
+            state=state_text(asdict(self._counters()) | {"pass_limit": self._budget.carried}),
             temperature=self.temperature,
             total_updates=self.total_updates,
             lost_updates=self.lost_updates,
@@ -288,6 +298,7 @@ class Learner:
             scales=self.scales.to_dict(),
             norms=self._watch.norms,
             critic_norms=self._critic_watch.norms,
+            pass_limit=self._budget.limit,
         )
 
     def _count(self, step: OptimizerStep) -> None:

@@ -59,6 +59,12 @@ _LOSS = (
         "Lower learner.kl_coefficient if it dominates.",
     ),
     _per_optimizer_step(
+        "learn/entropy_loss", "entropy_loss", "nats",
+        "Mean entropy term of the loss over optimiser steps, coefficient applied (negative: a bonus).",
+        "small and negative; 0 where learner.entropy_coefficient = 0",
+        "Lower learner.entropy_coefficient if it dominates.",
+    ),
+    _per_optimizer_step(
         "learn/grad_norm", "grad_norm", "norm", "Mean gradient norm before clipping over optimiser steps.",
         "steady; around learner.max_grad_norm or below",
         "If it climbs, lower learner.learning_rate; if it jumps, look at learn/logprob_difference_max and huge rewards.",

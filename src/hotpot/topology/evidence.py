@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from hotpot.errors import StoreError
 from hotpot.ids import canonical_json
-from hotpot.learner import CulpritSequence, Finding, OptimizerStep
+from hotpot.learner import CulpritSequence, Finding, OptimizerStep, UpdateResult
 
 FOLDER = "evidence"
 """Folder of the run that holds the files."""
@@ -93,6 +93,12 @@ class Evidence:
                 f"evidence {path} can't be written: {error}; check space and rights, or set learner.evidence_files = 0"
             ) from error
         return name
+
+
+def halving_events(result: UpdateResult) -> list[tuple[str, dict[str, Any]]]:
+    """Return (kind, detail) of the event that passes were halved in an update for want of memory; empty where they were not."""
+    halving = result.terms.halving
+    return [] if halving is None else [("out_of_memory", {"update": result.update, **asdict(halving)})]
 
 
 def _arrow(finding: Finding) -> bytes:

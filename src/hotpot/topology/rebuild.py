@@ -21,7 +21,7 @@ import numpy as np
 from hotpot.errors import UsageError
 from hotpot.experience import RunReader, from_table, read_trajectories
 from hotpot.experience.replay import Drawn, Peer
-from hotpot.learner import Learner, UpdateResult
+from hotpot.learner import Learner, UpdateResult, recorded_halving
 from hotpot.topology.batch import UpdateBatch, learnable
 from hotpot.types import ConsumptionRow, EndReason, Purpose, Split, Trajectory, UpdateRow
 
@@ -89,15 +89,22 @@ def rebuild_batch(reader: RunReader, update: int) -> UpdateBatch:
     )
 
 
-def relearn(learner: Learner, batch: UpdateBatch, *, policy_version: int, before: int) -> UpdateResult:
+def relearn(
+    learner: Learner, batch: UpdateBatch, *, policy_version: int, before: int, state: str = ""
+) -> UpdateResult:
     """Learn ``batch`` with ``learner``, whose state must be that of the update's parent; the weights change.
 
     ``policy_version`` is what the recorded update says it started from; ``before`` is how many updates lie on the way to
-    the parent, which is where the schedules stand. Raises as :meth:`Learner.update`.
+    the parent, which is where the schedules stand. ``state`` is the column ``learner_state`` of the recorded update: where it
+    says that passes were halved for want of memory, they are halved there again. Raises as :meth:`Learner.update`.
     """
     learner.lost_updates = batch.update - 1 - before
     return learner.update(
-        batch.sequences(), update=batch.update, policy_version=policy_version, peers=batch.peers()
+        batch.sequences(),
+        update=batch.update,
+        policy_version=policy_version,
+        peers=batch.peers(),
+        halving=recorded_halving(state),
     )
 
 

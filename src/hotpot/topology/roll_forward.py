@@ -72,7 +72,9 @@ def _again(
     use_threads(row.num_threads)
     try:
         batch = rebuild_batch(reader, row.update)
-        result = relearn(learner, batch, policy_version=row.policy_version, before=before)
+        result = relearn(
+            learner, batch, policy_version=row.policy_version, before=before, state=row.learner_state
+        )
     except LearnerError as error:
         return [str(error)], False
     found = compare(row, result)

@@ -31,7 +31,7 @@ from hotpot.topology import rows
 from hotpot.topology.batch import UpdateBatch, learnable
 from hotpot.topology.checkpoints import write_checkpoint
 from hotpot.topology.engines import Threads
-from hotpot.topology.evidence import Evidence
+from hotpot.topology.evidence import Evidence, halving_events
 from hotpot.topology.history import History
 from hotpot.topology.ingredients import RunEnvironment
 from hotpot.topology.intake import Intake
@@ -251,8 +251,8 @@ class Session:
         self.view.update(row)
 
     def _found_wrong(self, result: UpdateResult) -> list[Any]:
-        """Keep the evidence of the steps that were found wrong, and return the events that say so."""
-        found = self.evidence.keep(result.update, result.steps)
+        """Keep the evidence of the steps that were found wrong, and return the events that say what went wrong."""
+        found = [*self.evidence.keep(result.update, result.steps), *halving_events(result)]
         return [
             rows.event_row(
                 self.run_id, kind, detail, update=result.update, policy_version=result.policy_version

@@ -16,20 +16,24 @@ from numpy.typing import NDArray
 from hotpot.config.sections import LearnerSection
 from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.learner.batches.batches import BatchSequence, gather, make_member, order_sequences
+from hotpot.learner.batches.budget import PassBudget
 from hotpot.learner.batches.passes import cut
 from hotpot.learner.losses.divergence import ESTIMATORS
-from hotpot.learner.scores.forward import score
+from hotpot.learner.scores.reference import reference_logprobs
 from hotpot.models import Policy
 
 Divergences = Mapping[tuple[str, int], NDArray[np.float64]]
 """By (trajectory id, segment), in order: the KL estimate at each action token in nats, float64 ``[k]``."""
 
 
-@torch.no_grad()
 def divergences(
-    reference: Policy, sequences: Sequence[TrainingSequence], settings: LearnerSection, temperature: float
+    reference: Policy,
+    sequences: Sequence[TrainingSequence],
+    settings: LearnerSection,
+    temperature: float,
+    budget: PassBudget,
 ) -> Divergences:
-    """Return the estimates for all whole ``sequences`` that have loss tokens."""
+    """Return the estimates for all whole ``sequences`` that have loss tokens, from passes as large as ``budget`` allows."""
     members: list[BatchSequence] = []
     for sequence in order_sequences(sequences):
         if sequence.loss_mask.any():
@@ -43,13 +47,17 @@ def divergences(
         ],
         np.float64,
     )
-    referred = np.zeros_like(sampled)
-    passes = cut(
-        members, max_tokens=settings.micro_batch_tokens, packing=settings.packing, share=reference.caches
+    referred = budget.attempt(
+        lambda tokens: reference_logprobs(
+            reference,
+            cut(members, max_tokens=tokens, packing=settings.packing, share=reference.caches),
+            len(sampled),
+            temperature=1.0 if raw else temperature,
+        ),
+        stage="divergences",
+        sequences=[member.sequence for member in members],
+        tokens=settings.micro_batch_tokens,
     )
-    for micro in passes:
-        scores = score(reference, micro, temperature=temperature, spread=False)
-        referred[micro.flat] = (scores.model_logprobs if raw else scores.logprobs).double().numpy()
     apart = ESTIMATORS[settings.kl_estimator](torch.from_numpy(referred - sampled)).numpy()
     return {(m.sequence.trajectory_id, m.sequence.segment): apart[m.start : m.stop] for m in members}
 

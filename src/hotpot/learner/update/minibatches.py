@@ -3,8 +3,8 @@
 Owns the plan; it is made before the first step and hangs on nothing that a step changes. Computes nothing of a model.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from hotpot.learner.batches.passes import MicroBatch, cut, layout_hash
 from hotpot.learner.losses.aggregation import token_weights
 from hotpot.learner.update.shaping import step_advantages
 
+Passes = Callable[[Sequence[BatchSequence], int], Sequence[MicroBatch]]
+"""Cuts sequences into passes of at most that many tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Minibatch:
@@ -23,7 +26,7 @@ class Minibatch:
 
     ``weights`` float64 ``[N]``: weight of each of the batch's loss tokens in the step's mean (times its trajectory's own
     weight), 0 for those of other minibatches. ``advantages`` float64 ``[N]``: those it learns with. ``critic_alone``: the
-    policy stays as it is.
+    policy stays as it is. ``max_tokens`` bounds its passes.
     """
 
     epoch: int
@@ -33,6 +36,7 @@ class Minibatch:
     weights: NDArray[np.float64]
     advantages: NDArray[np.float64]
     critic_alone: bool
+    max_tokens: int
 
     @property
     def hash(self) -> str:
@@ -49,6 +53,12 @@ class Minibatch:
         """The sequences that stand in each pass, in the batch's order."""
         inside = [set(micro.flat.tolist()) for micro in self.micros]
         return [[member for member in self.members if member.start in flat] for flat in inside]
+
+    def within(self, max_tokens: int, passes: Passes) -> "Minibatch":
+        """The same in passes of at most ``max_tokens`` tokens, as ``passes`` cuts them."""
+        if max_tokens == self.max_tokens:
+            return self
+        return replace(self, micros=passes(self.members, max_tokens), max_tokens=max_tokens)
 
 
 def plan(
@@ -98,4 +108,5 @@ def _minibatch(
         weights=weights,
         advantages=step_advantages(batch, flat, settings),
         critic_alone=epoch >= settings.epochs,
+        max_tokens=max_tokens,
     )

@@ -16,7 +16,7 @@ from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.learner.batches.batches import Batch
 from hotpot.learner.batches.passes import MicroBatch
-from hotpot.learner.losses.policy_loss import LossOutput, LossStatistics
+from hotpot.learner.losses.policy_loss import LossOutput, LossSettings, LossStatistics
 from hotpot.learner.losses.value_loss import ValueLossInput, value_loss
 from hotpot.learner.scores.forward import TokenScores
 
@@ -85,6 +85,19 @@ def judge(
         value_loss=float(output.loss.detach()),
         term=coefficient * output.loss,
         token_losses=coefficient * output.token_losses,
+    )
+
+
+def loss_settings(settings: LearnerSection) -> LossSettings:
+    """Return what the policy's loss reads of ``settings``."""
+    return LossSettings(
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        clip_dual=settings.clip_dual,
+        ratio=settings.ratio,
+        kl_coefficient=settings.kl_coefficient if settings.kl_in == "loss" else 0.0,
+        kl_estimator=settings.kl_estimator,
+        entropy_coefficient=settings.entropy_coefficient,
     )
 
 

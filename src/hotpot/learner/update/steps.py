@@ -1,6 +1,7 @@
 """The optimiser steps of one update: first pass, minibatches, passes, the finite check, the step itself.
 
 Owns what happens between a batch and its optimiser steps. Decides nothing about rates, counters or when to give up.
+Until the optimiser itself steps, a step can begin anew, as it does where memory runs out.
 
 The first pass gives every loss token's log-probability at the weights the update starts from. It runs without
 gradient and leaves the first minibatch out: that one's own training pass has those very weights. Where nothing is made of
@@ -9,8 +10,9 @@ and the others' log-probabilities are those of the weights that their own first 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,20 +22,24 @@ from torch import Tensor
 from hotpot.config.sections import LearnerSection
 from hotpot.learner import masked
 from hotpot.learner.batches.batches import Batch, BatchSequence
-from hotpot.learner.batches.passes import MicroBatch, cut, pass_tokens
+from hotpot.learner.batches.budget import PassBudget, Stage
+from hotpot.learner.batches.passes import MicroBatch, cut
 from hotpot.learner.faults.culprits import CriticValues, Suspects, TokenValues, find
 from hotpot.learner.faults.findings import Finding, Network
 from hotpot.learner.faults.norm_watch import NormWatch
-from hotpot.learner.losses.policy_loss import LossInput, LossSettings, policy_loss
+from hotpot.learner.losses.policy_loss import LossInput, policy_loss
 from hotpot.learner.losses.value_loss import explained_variance
 from hotpot.learner.scores.critic import Critic
 from hotpot.learner.scores.forward import TokenScores, score
+from hotpot.learner.scores.reference import reference_logprobs
 from hotpot.learner.update.gradients import Gradients, Norms
 from hotpot.learner.update.minibatches import Minibatch, plan
-from hotpot.learner.update.pass_loss import PassLoss, StepSums, judge
+from hotpot.learner.update.pass_loss import PassLoss, StepSums, judge, loss_settings
 from hotpot.learner.update.replayed import Decoupled, Replayed, importance
 from hotpot.learner.update.results import Agreement, OptimizerStep
 from hotpot.models import Policy
+
+Result = TypeVar("Result")
 
 
 class UpdateSteps:
@@ -41,7 +47,8 @@ class UpdateSteps:
 
     ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights (without a first pass: as above),
     at the training temperature and at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``:
-    which loss tokens are. ``pass_tokens`` bounds a pass. A ``critic`` is the one the batch was estimated with.
+    which loss tokens are. ``pass_tokens`` bounds a pass as ``budget`` has it in the beginning. A ``critic`` is the
+    one the batch was estimated with.
     """
 
     def __init__(
@@ -57,20 +64,20 @@ class UpdateSteps:
         update: int,
         policy_version: int,
         watch: NormWatch,
+        budget: PassBudget,
         critic: Critic | None = None,
         critic_watch: NormWatch | None = None,
     ) -> None:
-        self._watch = watch
+        self._watch, self._budget = watch, budget
         self._critic_watch = critic_watch or NormWatch(settings.max_grad_norm_ratio)
         self._decoder, self._reference, self._optimizer = decoder, reference, optimizer
         self._critic = critic
         self._gradients = Gradients(decoder, critic, max_norm=settings.max_grad_norm)
         self._settings, self._batch, self._temperature = settings, batch, temperature
-        self._loss_settings = _loss_settings(settings)
+        self._loss_settings = loss_settings(settings)
         self._sequences = batch.sequence_numbers
-        self.pass_tokens = pass_tokens(
-            [member.sequence for member in batch.sequences], most=settings.micro_batch_tokens
-        )
+        self._pieces = [member.sequence for member in batch.sequences]
+        self.pass_tokens = budget.pass_tokens(self._pieces)
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._at_start = np.zeros(batch.num_loss_tokens, dtype=np.bool_)
@@ -91,8 +98,8 @@ class UpdateSteps:
         if not self._batch.sequences:
             return
         self._first_pass()
-        for minibatch in (minibatch for epoch in self._plan for minibatch in epoch):
-            yield self._step(minibatch)
+        for number, minibatch in enumerate([one for epoch in self._plan for one in epoch]):
+            yield self._step(minibatch, number)
 
     @property
     def old(self) -> NDArray[np.float64]:
@@ -138,8 +145,11 @@ class UpdateSteps:
             mean=float(masked.mean(values, mask)),
         )
 
-    def _passes(self, members: Sequence[BatchSequence]) -> list[MicroBatch]:
-        return cut(members, max_tokens=self.pass_tokens, packing=self._settings.packing, share=self._shares)
+    def _attempt(self, work: Callable[[int], Result], stage: Stage, step: int = 0) -> Result:
+        return self._budget.attempt(work, stage=stage, sequences=self._pieces, step=step)
+
+    def _passes(self, members: Sequence[BatchSequence], max_tokens: int) -> list[MicroBatch]:
+        return cut(members, max_tokens=max_tokens, packing=self._settings.packing, share=self._shares)
 
     @property
     def _shares(self) -> bool:
@@ -147,32 +157,36 @@ class UpdateSteps:
         models = (self._decoder, self._reference, None if self._critic is None else self._critic.decoder)
         return all(model.caches for model in models if model is not None)
 
-    @torch.no_grad()
     def _first_pass(self) -> None:
         started = {member.start for member in self._plan[0][0].members}
         rest = [member for member in self._batch.sequences if member.start not in started]
-        for micro in [] if self._skips_first else self._passes(rest):
+        if not self._skips_first:
+            self._attempt(lambda tokens: self._score_first(self._passes(rest, tokens)), "first_pass")
+        if (reference := self._reference) is not None:
+            self._reference_logprobs = self._attempt(
+                lambda tokens: reference_logprobs(
+                    reference,
+                    self._passes(self._batch.sequences, tokens),
+                    self._batch.num_loss_tokens,
+                    temperature=self._temperature,
+                ),
+                "reference",
+            )
+
+    @torch.no_grad()
+    def _score_first(self, micros: Sequence[MicroBatch]) -> None:
+        for micro in micros:
             scores = score(self._decoder, micro, temperature=self._temperature, spread=False)
             self.first[micro.flat] = scores.logprobs.numpy()
             self.first_model[micro.flat] = scores.model_logprobs.numpy()
             self._at_start[micro.flat] = True
-        if self._reference is not None:
-            self._reference_logprobs = np.zeros(self._batch.num_loss_tokens)
-            for micro in self._passes(self._batch.sequences):
-                scores = score(self._reference, micro, temperature=self._temperature, spread=False)
-                self._reference_logprobs[micro.flat] = scores.logprobs.numpy()
 
-    def _step(self, minibatch: Minibatch) -> OptimizerStep:
-        self._optimizer.zero_grad(set_to_none=True)
-        coefficient = None if self._critic is None else self._settings.value_coefficient
-        sums = StepSums(self._batch.num_loss_tokens, value_coefficient=coefficient)
-        starting = minibatch.epoch == 0 and (minibatch.index == 0 or self._skips_first)
-        for micro in minibatch.micros:
-            one = self._forward(micro, minibatch, starting=starting)
-            sums.add(one)
-            if not sums.broken:
-                one.loss.backward()  # type: ignore[no-untyped-call]
-        norms, finding = self._finish(minibatch, sums)
+    def _step(self, planned: Minibatch, number: int) -> OptimizerStep:
+        minibatch, sums, norms, finding = self._attempt(
+            lambda tokens: self._gradient(planned.within(tokens, self._passes)), "step", number
+        )
+        self._plan[minibatch.epoch][minibatch.index] = minibatch
+        self._finish(minibatch, norms, finding)
         return OptimizerStep(
             epoch=minibatch.epoch,
             minibatch=minibatch.index,
@@ -190,6 +204,25 @@ class UpdateSteps:
             hash=minibatch.hash,
             finding=finding,
         )
+
+    def _gradient(self, minibatch: Minibatch) -> tuple[Minibatch, StepSums, Norms, Finding | None]:
+        """Leave the step's clipped gradient in the parameters; return its norms before, and what was found wrong, if anything."""
+        self._optimizer.zero_grad(set_to_none=True)
+        coefficient = None if self._critic is None else self._settings.value_coefficient
+        sums = StepSums(self._batch.num_loss_tokens, value_coefficient=coefficient)
+        starting = minibatch.epoch == 0 and (minibatch.index == 0 or self._skips_first)
+        for micro in minibatch.micros:
+            one = self._forward(micro, minibatch, starting=starting)
+            sums.add(one)
+            if not sums.broken:
+                one.loss.backward()  # type: ignore[no-untyped-call]
+        norms = Norms(policy=math.nan, critic=None) if sums.broken else self._gradients.clip()
+        watched = self._watched(minibatch, norms)
+        wrong = [one for one in watched if not math.isfinite(one[1]) or one[2].exploding(one[1])]
+        # What is not finite keeps the step from being taken, so it is told before what may be taken all the same.
+        wrong.sort(key=lambda one: math.isfinite(one[1]))
+        finding = self._find(minibatch, sums, *wrong[0]) if wrong else None
+        return minibatch, sums, norms, finding
 
     def _forward(self, micro: MicroBatch, minibatch: Minibatch, *, starting: bool = False) -> PassLoss:
         """Return what one pass of the step comes to; ``starting``: its log-probabilities count as the first ones."""
@@ -234,21 +267,14 @@ class UpdateSteps:
         factors = importance(proximal[flat], sampled[flat], self._decoupled.caps[flat])
         return np.where(self._decoupled.mask[flat], weights * factors, weights)
 
-    def _finish(self, minibatch: Minibatch, sums: StepSums) -> tuple[Norms, Finding | None]:
-        """Step the optimiser, or skip; return the gradient norms before clipping and what was found wrong, if anything."""
-        norms = Norms(policy=math.nan, critic=None) if sums.broken else self._gradients.clip()
-        watched = self._watched(minibatch, norms)
-        wrong = [one for one in watched if not math.isfinite(one[1]) or one[2].exploding(one[1])]
-        # What is not finite keeps the step from being taken, so it is told before what may be taken all the same.
-        wrong.sort(key=lambda one: math.isfinite(one[1]))
-        finding = self._find(minibatch, sums, *wrong[0]) if wrong else None
+    def _finish(self, minibatch: Minibatch, norms: Norms, finding: Finding | None) -> None:
+        """Step the optimiser, or skip."""
         if finding is not None and finding.skipped:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             self._optimizer.step()
-            for _, norm, watch in watched:
+            for _, norm, watch in self._watched(minibatch, norms):
                 watch.observe(norm)
-        return norms, finding
 
     def _watched(self, minibatch: Minibatch, norms: Norms) -> list[tuple[Network, float, NormWatch]]:
         """Return the networks that learn in the step, each with its norm and what that is measured against."""
@@ -289,17 +315,7 @@ class UpdateSteps:
 
     def _norm_of(self, part: Sequence[BatchSequence], minibatch: Minibatch, network: Network) -> float:
         """Return the gradient norm of ``network`` that ``part`` of the step comes to alone."""
-        norms = self._gradients.norms_of(self._forward(micro, minibatch).loss for micro in self._passes(part))
+        norms = self._gradients.norms_of(
+            self._forward(micro, minibatch).loss for micro in self._passes(part, minibatch.max_tokens)
+        )
         return norms.critic if network == "critic" and norms.critic is not None else norms.policy
-
-
-def _loss_settings(settings: LearnerSection) -> LossSettings:
-    return LossSettings(
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        clip_dual=settings.clip_dual,
-        ratio=settings.ratio,
-        kl_coefficient=settings.kl_coefficient if settings.kl_in == "loss" else 0.0,
-        kl_estimator=settings.kl_estimator,
-        entropy_coefficient=settings.entropy_coefficient,
-    )

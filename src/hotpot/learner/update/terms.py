@@ -4,13 +4,20 @@ Owns the record and how settings are written down. Learns nothing. No random gen
 the learner draws no random numbers, its deal of trajectories to steps is a hash of seed, update and ids.
 """
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
 from hotpot.config.sections import LearnerSection
 from hotpot.ids import canonical_json
+from hotpot.learner.batches.budget import Halving
 from hotpot.learner.precision import Precision, spelled
+
+
+_LATER = ("pass_limit", "critic_norms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +34,9 @@ class UpdateTerms:
     """The terms of one update.
 
     ``settings`` is the section ``learner`` and ``state`` what the learner carried into the update besides weights and
-    moments, both as canonical JSON. ``pass_tokens`` bounds a pass. ``proximal_policy_version`` is the version whose
-    recomputed log-probabilities the ratio was to, None where it was to the recorded ones only.
+    moments, both as canonical JSON; where passes were halved in the middle of it, ``state`` says where (``halving``).
+    ``pass_tokens`` bounds a pass. ``proximal_policy_version`` is the version whose recomputed log-probabilities the ratio was
+    to, None where it was to the recorded ones only.
     """
 
     settings: str
@@ -40,6 +48,14 @@ class UpdateTerms:
     reference_checksum: str | None
     proximal_policy_version: int | None
     kernels: Kernels
+    halving: Halving | None = None
+
+    def halved(self, halving: Halving | None) -> "UpdateTerms":
+        """The same of an update in which passes were halved; itself where they were not."""
+        if halving is None:
+            return self
+        state = canonical_json({**json.loads(self.state), "halving": asdict(halving)})
+        return replace(self, state=state, halving=halving)
 
 
 def kernels(precision: Precision = "float32") -> Kernels:
@@ -55,3 +71,18 @@ def kernels(precision: Precision = "float32") -> Kernels:
 def settings_text(settings: LearnerSection) -> str:
     """Return ``settings`` as they are recorded."""
     return canonical_json(settings.model_dump(mode="json"))
+
+
+def state_text(counters: Mapping[str, Any]) -> str:
+    """Return a learner's ``counters`` at the beginning of an update as they are recorded.
+
+    Counters that came later than the first records are among them only where they say something, so that older records
+    compare.
+    """
+    return canonical_json({name: value for name, value in counters.items() if name not in _LATER or value})
+
+
+def recorded_halving(state: str) -> Halving | None:
+    """Return the halving that a recorded ``state`` tells of, None where it tells of none (or is empty)."""
+    told = json.loads(state or "{}").get("halving")
+    return None if told is None else Halving(**told)

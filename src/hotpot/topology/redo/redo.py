@@ -186,7 +186,7 @@ def _learned(learner: Learner, batch: UpdateBatch, row: UpdateRow) -> UpdateResu
             f"the record holds no trajectory of update {row.update} any more; its batch can't be rebuilt"
         )
     before = row.update - 1 - row.lost_updates
-    return relearn(learner, batch, policy_version=row.policy_version, before=before)
+    return relearn(learner, batch, policy_version=row.policy_version, before=before, state=row.learner_state)
 
 
 def _redone_row(row: UpdateRow, batch: UpdateBatch, result: UpdateResult, checksum: str) -> UpdateRow:
