@@ -39,9 +39,12 @@ NUM_TRAJECTORIES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """What the comparison of log-probabilities came to, in nats over ``num_tokens`` tokens."""
+    """What the comparison of log-probabilities came to, in nats over ``num_tokens`` tokens; where there were none,
+    ``not_compared`` says why.
+    """
 
     problem: str
+    not_compared: str = ""
     num_tokens: int = 0
     largest: float = 0.0
     mean: float = 0.0
@@ -77,6 +80,7 @@ def run_self_test(
         "problem": problem,
         "num_trajectories": len(batch.trajectories),
         "num_tokens_compared": agreed.num_tokens,
+        "not_compared": agreed.not_compared,
         "logprob_difference_max": agreed.largest if np.isfinite(agreed.largest) else None,
         "logprob_difference_mean": agreed.mean if np.isfinite(agreed.mean) else None,
         "tolerance": tolerance,
@@ -108,7 +112,10 @@ def check_agreement(learner: Learner, batch: UpdateBatch, *, policy_version: int
         ]
     )
     if not parts:
-        return Agreed(problem="")
+        return Agreed(
+            problem="",
+            not_compared="no trajectory of the first batch was sampled by the weights that the learner starts from",
+        )
     scored = score_sequences(learner.decoder, parts, temperature=learner.temperature)
     raw = learner.settings.old_logprobs == "recomputed"
     gaps = [_gap(part, own, raw=raw) for part, own in zip(parts, scored, strict=True)]
@@ -120,9 +127,7 @@ def check_agreement(learner: Learner, batch: UpdateBatch, *, policy_version: int
     if found.largest <= tolerance:
         return found
     words = _disagreement(parts[worst], scored[worst], gaps[worst], raw=raw)
-    told = (
-        f"{words}; more than run.self_test_tolerance = {tolerance}. {_cause(batch, learner, parts, scored)}"
-    )
+    told = f"{words}; more than run.self_test_tolerance = {tolerance}. {_cause(batch, learner, parts, scored, tolerance)}"
     return replace(found, problem=told)
 
 
@@ -191,7 +196,11 @@ def _disagreement(part: TrainingSequence, own: Scored, gap: NDArray[np.float64],
 
 
 def _cause(
-    batch: UpdateBatch, learner: Learner, parts: Sequence[TrainingSequence], scored: Sequence[Scored]
+    batch: UpdateBatch,
+    learner: Learner,
+    parts: Sequence[TrainingSequence],
+    scored: Sequence[Scored],
+    tolerance: float,
 ) -> str:
     """Return what most likely is wrong, in words."""
     used = {step.temperature for trajectory in batch.collected for step in trajectory.steps}
@@ -201,7 +210,7 @@ def _cause(
             f"{learner.temperature}; give both sampling.training.temperature"
         )
     raw = [_gap(part, own, raw=True).mean() for part, own in zip(parts, scored, strict=True)]
-    if max(raw) < 1e-3:
+    if max(raw) <= tolerance:
         return (
             "Likely cause: at temperature 1 both agree, so temperature or filters are applied on one side only "
             "(top_p, top_k, repetition_penalty need learner.old_logprobs = 'recomputed')"

@@ -193,6 +193,8 @@ class Session:
                 f"the self-test before update {batch.update} failed: {found['problem']}. Nothing was learned; mend the "
                 "set-up and resume the run"
             )
+        if found["not_compared"]:
+            self.view.message(f"self-test: log-probabilities were not compared: {found['not_compared']}")
         self._tested = True
 
     def publish(self, update: int) -> list[Any]:

@@ -16,7 +16,6 @@ from hotpot.ids import canonical_json
 from hotpot.learner.batches.budget import Halving
 from hotpot.learner.precision import Precision, spelled
 
-
 _LATER = ("pass_limit", "critic_norms")
 
 
