@@ -101,7 +101,8 @@ def _unknown(path: tuple[str, ...]) -> str:
         known for known in beside if name == "".join(word[0] for word in known.split("_"))
     ]
     if near:
-        return f"unknown {what} {dotted}; nearest: {f'{prefix}.{near[0]}' if prefix else near[0]}"
+        found = " or ".join(f"{prefix}.{known}" if prefix else known for known in near)
+        return f"unknown {what} {dotted}; nearest: {found}"
     everywhere = {known: known.rsplit(".", 1)[-1] for known in _leaves(Recipe)}
     close = get_close_matches(name, list(everywhere.values()), n=1, cutoff=0.75)
     elsewhere = [known for known, last in everywhere.items() if last in close]

@@ -88,6 +88,11 @@ class Recipe(Section):
                 "sampling.training filters the distribution (top_p, top_k or repetition_penalty), so its recorded "
                 "log-probabilities are not the policy's; set learner.old_logprobs = 'recomputed'"
             )
+        if self.learner.warmup_updates >= self.topology.updates:
+            raise ValueError(
+                f"learner.warmup_updates = {self.learner.warmup_updates} would warm up for all of topology.updates = "
+                f"{self.topology.updates}; lower the former, or raise the latter"
+            )
         if self.rollout.max_step_tokens >= self.rollout.max_context_tokens:
             raise ValueError(
                 f"rollout.max_step_tokens = {self.rollout.max_step_tokens} leaves no room for a prompt in "

@@ -1,7 +1,7 @@
 """A learner on disk: an ordinary model folder, further modules, the optimiser's moments and the learner's counters.
 
 Owns ``learner/optimizer.safetensors``, ``learner/NAME.safetensors`` of each further module (a critic) and
-``learner.json``; the rest is :mod:`hotpot.models`'s, which takes every ``*.safetensors`` beside ``config.json`` for
+``learner.json``; ``adapter/`` is :mod:`hotpot.learner.adapters`'s, and the weights are those with the adapters merged; the rest is :mod:`hotpot.models`'s, which takes every ``*.safetensors`` beside ``config.json`` for
 weights, hence the sub-folder. ``learner.json`` is the checkpoint's manifest: written last, with the checksums of all
 tensors, so a folder whose writing was cut, or that mixes two checkpoints, is refused. Under ``run`` it keeps what the run
 says of itself at that point, which this module carries and does not read. No file is pickled. Reading changes nothing
@@ -22,7 +22,10 @@ from torch import Tensor, nn
 
 from hotpot.errors import ModelFilesError
 from hotpot.experience.crashpoints import reach
-from hotpot.models import Policy, checksum, load_policy, save_model
+from hotpot.learner.adapters import FOLDER, Adapters
+from hotpot.learner.parts import Parts
+from hotpot.learner.precision import Precision
+from hotpot.models import checksum, load_policy, save_model
 
 FORMAT = 2
 """Version of ``learner.json`` and of the names in ``learner/optimizer.safetensors``. Version 1 had no ``run``."""
@@ -32,10 +35,8 @@ MOMENTS = "learner/optimizer.safetensors"
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
-Modules = Mapping[str, nn.Module]
-"""Modules beside the policy by name, in the order in which the optimiser holds their parameters, behind the policy's."""
-
-_NONE: Modules = {}
+_OPTIONAL = {"modules", "adapter", "precision"}
+"""Entries of ``learner.json`` that stand there only where there is something to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +53,24 @@ class Counters:
 
 def write(
     folder: Path,
-    decoder: Policy,
-    optimizer: torch.optim.Optimizer,
+    parts: Parts,
     counters: Counters,
     tokenizer_files: Mapping[str, bytes],
-    modules: Modules = _NONE,
     run: Mapping[str, Any] | None = None,
 ) -> None:
     """Write weights, tokenizer, moments and counters to ``folder``; each file appears whole or not at all.
 
-    ``modules`` are what the optimiser steps beside the policy. They may have taken other steps than it, so the count of
-    each of their parameters is kept with its moments. ``run`` (JSON values) is kept in the manifest for
-    :func:`read_manifest`.
+    What the optimiser steps beside the policy may have taken other steps than it, so the count of each of these
+    parameters is kept with its moments. ``run`` (JSON values) is kept in the manifest for :func:`read_manifest`.
     """
+    policy, adapters, modules = parts.published(), parts.adapters, parts.modules
     # An old learner.json beside new tensors would be refused, but one beside half-new ones must not exist at all.
     (folder / STATE).unlink(missing_ok=True)
-    save_model(folder, decoder, tokenizer_files)
+    save_model(folder, policy, tokenizer_files)
+    if adapters is not None:
+        adapters.write(folder / FOLDER)
     reach("checkpoint_weights")
-    moments = _moments(decoder, optimizer, modules)
+    moments = _moments(parts)
     (folder / MOMENTS).parent.mkdir(exist_ok=True)
     _save(moments, folder / MOMENTS)
     for name, module in modules.items():
@@ -79,9 +80,11 @@ def write(
         "format": FORMAT,
         "run": dict(run or {}),
         **asdict(counters),
-        "weights_checksum": checksum(decoder.state_dict()),
+        "weights_checksum": checksum(policy.state_dict()),
         "optimizer_checksum": checksum(moments),
         **({"modules": _checksums(modules)} if modules else {}),
+        **({} if adapters is None else {"adapter": _adapter(adapters)}),
+        **({} if parts.precision == "float32" else {"precision": parts.precision}),
     }
     partial = folder / f"{STATE}.partial"
     partial.write_text(json.dumps(state, indent=2, sort_keys=True))
@@ -96,32 +99,38 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return _state(folder)
 
 
-def read(
-    folder: Path, decoder: Policy, optimizer: torch.optim.Optimizer, modules: Modules = _NONE
-) -> Counters:
-    """Load ``folder`` into ``decoder``, ``modules`` and ``optimizer``; return the counters.
+def precision_of(folder: Path) -> Precision:
+    """Return the precision that the learner in ``folder`` computed in. Raises as :func:`read_manifest`."""
+    return "bfloat16" if _state(folder).get("precision") == "bfloat16" else "float32"
 
-    Raises :class:`ModelFilesError` where a file is missing, truncated, damaged or of a model of another shape, and where
-    other modules were written than are asked for.
+
+def read(folder: Path, parts: Parts) -> Counters:
+    """Load ``folder`` into ``parts``; return the counters.
+
+    Raises :class:`ModelFilesError` where a file is missing, truncated, damaged or of a model of another shape, where
+    other modules were written than are asked for, and where adapters lie on another base.
     """
-    state = _state(folder)
+    state, modules, adapters = _state(folder), parts.modules, parts.adapters
     written = state.get("modules", {})
     if set(written) != set(modules):
         raise ModelFilesError(
             f"{folder} holds {sorted(written) or 'nothing'} beside the policy, the learner has "
             f"{sorted(modules) or 'nothing'}; set learner.critic as it was when this checkpoint was written"
         )
-    loaded = load_policy(folder, decoder.implementation)
-    if loaded.config != decoder.config:
+    _check_base(folder, state.get("adapter"), adapters)
+    loaded = load_policy(folder, parts.policy.implementation)
+    if loaded.config != parts.policy.config:
         raise ModelFilesError(
-            f"{folder} holds a model of another shape ({loaded.config}) than the learner's ({decoder.config}); "
+            f"{folder} holds a model of another shape ({loaded.config}) than the learner's ({parts.policy.config}); "
             "start from the model this checkpoint belongs to"
         )
+    adapted = {} if adapters is None else adapters.read(folder / FOLDER)
     moments = _read_tensors(folder / MOMENTS)
     further = {name: _read_tensors(_module_file(folder, name)) for name in modules}
     for name, tensors, expected in (
         ("weights", loaded.state_dict(), state["weights_checksum"]),
         ("optimizer", moments, state["optimizer_checksum"]),
+        *((("adapter", adapted, state["adapter"]["checksum"]),) if adapters is not None else ()),
         *((name, tensors, written[name]) for name, tensors in further.items()),
     ):
         if checksum(tensors) != expected:
@@ -136,29 +145,33 @@ def read(
         norms=tuple(state["norms"]),
     )
     _check_shapes(folder, modules, further)
-    _put(decoder, optimizer, moments, folder, counters.optimizer_steps, modules)
-    decoder.load_state_dict(loaded.state_dict())
+    _put(parts, moments, folder, counters.optimizer_steps)
+    if adapters is None:
+        parts.policy.load_state_dict(loaded.state_dict())
+    else:
+        adapters.put(adapted)
     for name, module in modules.items():
         module.load_state_dict(further[name])
     return counters
 
 
-def _moments(decoder: Policy, optimizer: torch.optim.Optimizer, modules: Modules) -> dict[str, torch.Tensor]:
+def _moments(parts: Parts) -> dict[str, torch.Tensor]:
+    state = parts.optimizer.state
     own = {
-        f"{name}.{moment}": optimizer.state[parameter][moment].contiguous()
-        for name, parameter in decoder.named_parameters()
-        if parameter in optimizer.state
+        f"{name}.{moment}": state[parameter][moment].contiguous()
+        for name, parameter in parts.learning()
+        if parameter in state
         for moment in _MOMENTS
     }
     return own | {
-        f"{name}.{moment}": optimizer.state[parameter][moment].contiguous()
-        for name, parameter in _module_parameters(modules)
-        if parameter in optimizer.state
+        f"{name}.{moment}": state[parameter][moment].contiguous()
+        for name, parameter in _module_parameters(parts.modules)
+        if parameter in state
         for moment in ("step", *_MOMENTS)
     }
 
 
-def _module_parameters(modules: Modules) -> Iterator[tuple[str, nn.Parameter]]:
+def _module_parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
     for prefix, module in modules.items():
         for name, parameter in module.named_parameters():
             yield f"{prefix}.{name}", parameter
@@ -168,11 +181,32 @@ def _module_file(folder: Path, name: str) -> Path:
     return folder / "learner" / f"{name}.safetensors"
 
 
-def _checksums(modules: Modules) -> dict[str, str]:
+def _checksums(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     return {name: checksum(module.state_dict()) for name, module in modules.items()}
 
 
-def _check_shapes(folder: Path, modules: Modules, found: Mapping[str, Mapping[str, Tensor]]) -> None:
+def _adapter(adapters: Adapters) -> dict[str, str]:
+    return {"checksum": checksum(adapters.tensors()), "base_checksum": adapters.base_checksum}
+
+
+def _check_base(folder: Path, written: Mapping[str, str] | None, adapters: Adapters | None) -> None:
+    """Refuse adapters where all weights learn, all weights where adapters learn, and adapters of another base."""
+    if (written is None) != (adapters is None):
+        holds, asked = ("all weights", "adapters") if written is None else ("adapters", "all weights")
+        raise ModelFilesError(
+            f"{folder} was written by a learner of {holds}, and this one is of {asked}: what was learned of the one does "
+            "not carry over; set learner.lora_rank as it was, or start a new run with model.path = this folder"
+        )
+    if written is not None and adapters is not None and written["base_checksum"] != adapters.base_checksum:
+        raise ModelFilesError(
+            f"the adapters in {folder} belong on weights with checksum {written['base_checksum']}, those they were to be "
+            f"put on have {adapters.base_checksum}; give the model the run began with (its first checkpoint)"
+        )
+
+
+def _check_shapes(
+    folder: Path, modules: Mapping[str, nn.Module], found: Mapping[str, Mapping[str, Tensor]]
+) -> None:
     for name, module in modules.items():
         shapes = {key: tensor.shape for key, tensor in module.state_dict().items()}
         if {key: tensor.shape for key, tensor in found[name].items()} != shapes:
@@ -204,28 +238,21 @@ def _state(folder: Path) -> dict[str, Any]:
         # What a learner's state did not hold before it was written down.
         state = {"run": {}, "scales": {}, "norms": [], **state}
         state["format"] = FORMAT if state.get("format") == 1 else state.get("format")
-    if not isinstance(state, dict) or set(state) - {"modules"} != wanted or state["format"] != FORMAT:
+    if not isinstance(state, dict) or set(state) - _OPTIONAL != wanted or state["format"] != FORMAT:
         raise ModelFilesError(f"{path} is not a learner's state of format {FORMAT}; use another checkpoint")
     return state
 
 
-def _put(
-    decoder: Policy,
-    optimizer: torch.optim.Optimizer,
-    moments: Mapping[str, torch.Tensor],
-    folder: Path,
-    steps: int,
-    modules: Modules,
-) -> None:
-    names = [name for name, _ in decoder.named_parameters()]
+def _put(parts: Parts, moments: Mapping[str, torch.Tensor], folder: Path, steps: int) -> None:
+    names = [name for name, _ in parts.learning()]
     expected = {f"{name}.{moment}" for name in names for moment in _MOMENTS} if steps else set()
-    further = [name for name, _ in _module_parameters(modules)]
+    further = [name for name, _ in _module_parameters(parts.modules)]
     stepped = {name for name in further if f"{name}.step" in moments}
     expected |= {f"{name}.{moment}" for name in stepped for moment in ("step", *_MOMENTS)}
     if set(moments) != expected:
         odd = sorted(set(moments) ^ expected)[:3]
         raise ModelFilesError(f"{folder / MOMENTS} does not fit the model ({odd}); use another checkpoint")
-    fresh = optimizer.state_dict()
+    fresh = parts.optimizer.state_dict()
     fresh["state"] = {
         index: {
             "step": torch.tensor(float(steps)),
@@ -238,7 +265,7 @@ def _put(
         for index, name in enumerate(further, start=len(names))
         if name in stepped
     }
-    optimizer.load_state_dict(fresh)
+    parts.optimizer.load_state_dict(fresh)
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:

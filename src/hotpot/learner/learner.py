@@ -12,7 +12,7 @@
                                                        │
                                                   UpdateResult
 
-Owns the optimiser, its state and the critic, where there is one. Doesn't know who sampled the sequences, where they are
+Owns the counters and what is carried from update to update; its parts are :mod:`hotpot.learner.parts`'s. Doesn't know who sampled the sequences, where they are
 stored or when it is called.
 
 Invariants: the same inputs in the same process settings give the same bits; order of arrival changes nothing; a
@@ -25,9 +25,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
@@ -38,11 +35,14 @@ from hotpot.learner.batches.passes import pass_tokens
 from hotpot.learner.batches.states import PieceEstimates, PieceKey, estimate, piece_states
 from hotpot.learner.estimators.advantages import Advantages, Member
 from hotpot.learner.faults.norm_watch import NormWatch
+from hotpot.learner.parts import Parts
+from hotpot.learner.precision import Precision
+from hotpot.learner.schedule import learning_rates
 from hotpot.learner.scores.critic import Critic, state_values
 from hotpot.learner.scores.kl_reward import Divergences, costs, divergences
 from hotpot.learner.update.checks import (
+    check_abilities,
     check_arrays,
-    check_packing,
     check_reference,
     check_sequences,
     check_skips,
@@ -61,12 +61,14 @@ class Learner:
 
     Parameters
     ----------
-    decoder: the policy; its parameters are changed in place.
+    decoder: the policy; its parameters are changed in place, or with ``lora_rank`` not at all: then :attr:`decoder` is a
+        twin that shares them and has adapters.
     settings: the recipe's ``learner`` section.
     total_updates: updates in the run, for the decay of the learning rate.
     seed: seed of the run, for the deal of trajectories to minibatches.
     temperature: the training temperature; log-probabilities in the ratio are of softmax(logits / temperature).
-    reference: the policy to stay close to; needed where ``kl_coefficient`` > 0, measured wherever given.
+    reference: the policy to stay close to; needed where ``kl_coefficient`` > 0, measured wherever given. With
+        ``lora_rank`` it may be ``decoder`` itself: the starting model, at no cost.
     markup: the chat template's tokens, which a cut into pieces keeps whole (``learner.segment_tokens``).
 
     Raises :class:`LearnerError` where these cannot work together.
@@ -93,9 +95,11 @@ class Learner:
             )
         if reference is not None:
             check_reference(reference.config, decoder.config)
-            check_packing(reference, settings.packing)
-        check_packing(decoder, settings.packing)
-        self.decoder, self.settings, self.reference = decoder, settings, reference
+            check_abilities(reference, settings)
+        check_abilities(decoder, settings)
+        self._parts = Parts(decoder, settings, reference=reference, seed=seed)
+        self.decoder, self.critic, self.reference = self._parts.policy, self._parts.critic, reference
+        self.settings = settings
         self._reference_checksum = None if reference is None else checksum(reference.state_dict())
         self.total_updates, self.seed, self.temperature = total_updates, seed, temperature
         self._cutting = Cutting(
@@ -109,14 +113,6 @@ class Learner:
         self.scales = RunningScales()
         self._skipped_in_a_row: list[tuple[str, ...]] = []
         self._watch = NormWatch(settings.max_grad_norm_ratio)
-        self.critic = None if settings.critic == "none" else Critic(decoder, settings.critic)
-        self._optimizer = torch.optim.AdamW(
-            [{"params": list(part.parameters())} for part in (decoder, *self._modules.values())],
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
 
     def update(
         self,
@@ -141,11 +137,11 @@ class Learner:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
         batch, advantages, scales = self._batch(sequences, peers)
         check_versions(batch, update=update, policy_version=policy_version)
-        for group, rate in zip(self._optimizer.param_groups, self._rates(update), strict=False):
+        for group, rate in zip(self._parts.optimizer.param_groups, self._rates(update), strict=False):
             group["lr"] = rate
         run = UpdateSteps(
             self.decoder,
-            self._optimizer,
+            self._parts.optimizer,
             self.settings,
             batch,
             temperature=self.temperature,
@@ -180,24 +176,29 @@ class Learner:
         return result
 
     def learning_rate(self, update: int) -> float:
-        """Return the rate of ``update`` (from 1): it falls linearly from the first update to the last.
+        """Return the rate of ``update`` (from 1), see :mod:`hotpot.learner.schedule`.
 
         ``lost_updates`` numbers before it belong to updates that are not on the way to these weights (a crash or a
         rollback left them behind); they do not count.
         """
-        progress = min(max(update - 1 - self.lost_updates, 0) / max(self.total_updates - 1, 1), 1.0)
-        return self.settings.learning_rate * (1 - (1 - self.settings.final_learning_rate_share) * progress)
+        return self._rates(update)[0]
 
     def _rates(self, update: int) -> tuple[float, float]:
         """Return the learning rates of ``update``: the policy's, and that of the critic's own weights."""
-        rate, settings = self.learning_rate(update), self.settings
-        if settings.critic_learning_rate is None or settings.learning_rate == 0:
-            return rate, rate
-        return rate, settings.critic_learning_rate * (rate / settings.learning_rate)
+        return learning_rates(self.settings, update - 1 - self.lost_updates, self.total_updates)
+
+    def policy(self) -> Policy:
+        """Return the policy as it is published and kept: adapters merged into its weights. Without adapters it is live."""
+        return self._parts.published()
 
     def weights(self) -> Weights:
-        """Return the policy's weights by name. They are live: copy them before the next update changes them."""
-        return {name: tensor.detach() for name, tensor in self.decoder.state_dict().items()}
+        """Return the weights of :meth:`policy` by name. They may be live: copy them before the next update changes them."""
+        return {name: tensor.detach() for name, tensor in self.policy().state_dict().items()}
+
+    @property
+    def precision(self) -> Precision:
+        """What the matrix products of passes are computed in."""
+        return self._parts.precision
 
     def save(
         self, folder: Path, tokenizer_files: Mapping[str, bytes], run: Mapping[str, Any] | None = None
@@ -206,25 +207,20 @@ class Learner:
 
         ``run`` is what the caller wants to find again in the checkpoint's manifest.
         """
-        checkpoint.write(
-            folder, self.decoder, self._optimizer, self._counters(), tokenizer_files, self._modules, run
-        )
+        checkpoint.write(folder, self._parts, self._counters(), tokenizer_files, run)
 
     def load(self, folder: Path) -> None:
-        """Take up weights, optimiser state and counters from ``folder``.
+        """Take up weights, optimiser state and counters from ``folder``; where the precision is ``auto``, also that.
 
         Raises :class:`ModelFilesError` where a file is missing, truncated or of another model; nothing is changed then.
         """
-        counters = checkpoint.read(folder, self.decoder, self._optimizer, self._modules)
+        counters = checkpoint.read(folder, self._parts)
+        if self.settings.precision == "auto":
+            self._parts.compute_in(checkpoint.precision_of(folder))
         self.update_number, self.optimizer_steps = counters.update, counters.optimizer_steps
         self._skipped_in_a_row = list(counters.skipped_in_a_row)
         self.scales = RunningScales.from_dict(counters.scales)
         self._watch.recall(counters.norms)
-
-    @property
-    def _modules(self) -> dict[str, nn.Module]:
-        """What is learned beside the policy, by the name a checkpoint gives it."""
-        return {} if self.critic is None else {"critic": self.critic}
 
     def _batch(
         self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]
@@ -268,7 +264,7 @@ class Learner:
     def _terms(self, run: UpdateSteps, policy_version: int) -> UpdateTerms:
         """Return what ``run`` is about to hang on besides its batch."""
         return UpdateTerms(
-            settings=settings_text(self.settings),
+            settings=settings_text(self.settings.model_copy(update={"precision": self.precision})),
             state=canonical_json(asdict(self._counters())),
             temperature=self.temperature,
             total_updates=self.total_updates,
@@ -276,7 +272,7 @@ class Learner:
             pass_tokens=run.pass_tokens,
             reference_checksum=self._reference_checksum,
             proximal_policy_version=policy_version if run.recomputes else None,
-            kernels=kernels(),
+            kernels=kernels(self.precision),
         )
 
     def _counters(self) -> checkpoint.Counters:

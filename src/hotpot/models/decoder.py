@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
+from torch.utils.checkpoint import checkpoint
 
 from hotpot.models.decoder_config import DecoderConfig, config_to_dict
 from hotpot.models.disk import write_json, write_tensors
@@ -60,7 +61,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` float ``[..., size]``."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -206,8 +207,10 @@ class Decoder(Policy):
         x = self.embed_tokens(tokens)
         rotary = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
         last = len(self.layers) - 1
+        again = self.gradient_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotary, positions, cache, rows, attend, wanted if index == last else None)
+            given = (x, rotary, positions, cache, rows, attend, wanted if index == last else None)
+            x = _kept_by_its_input(layer, *given) if again else layer(*given)
         out: Tensor = self.norm(x)
         return out
 
@@ -216,11 +219,21 @@ class Decoder(Policy):
         weight = self.embed_tokens.weight if self.config.tie_embeddings else self.lm_head.weight
         return F.linear(hidden, weight).float()
 
+    def outer_name(self, name: str) -> str:
+        """Return the name that transformers gives the parameter (or module) ``name``."""
+        return name if name.startswith("lm_head.") else f"model.{name}"
+
     def save(self, folder: Path) -> None:
         """Write config.json and model.safetensors; see :meth:`hotpot.models.Policy.save`."""
         write_json(folder / "config.json", config_to_dict(self.config))
         state = self.state_dict()
-        write_tensors(folder / "model.safetensors", {_outer(name): state[name] for name in state})
+        write_tensors(folder / "model.safetensors", {self.outer_name(name): state[name] for name in state})
+
+
+def _kept_by_its_input(layer: nn.Module, *given: object) -> Tensor:
+    """Return what ``layer`` makes of ``given``; it is computed again for the gradient. No layer draws random numbers."""
+    out: Tensor = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
+    return out
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -228,8 +241,3 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rotary
     first, second = x.chunk(2, dim=-1)
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
-
-
-def _outer(name: str) -> str:
-    """Return the name that transformers gives a parameter."""
-    return name if name.startswith("lm_head.") else f"model.{name}"

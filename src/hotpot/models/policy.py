@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 
@@ -47,14 +48,22 @@ class PastTokens(Protocol):
 class Policy(nn.Module, ABC):
     """A causal language model as the rest of Hotpot sees it. Parameters keep the names of the kind it is.
 
-    ``implementation`` is the kind's name in a recipe. ``packs``: whether ``attend`` and ``positions`` are followed exactly, so that several sequences can stand in one row.
+    ``implementation`` is the kind's name in a recipe. ``packs``: whether ``attend`` and ``positions`` are followed exactly,
+    so that several sequences can stand in one row.
     ``caches``: whether it takes a ``cache``, so that a shared prefix is computed once.
+
+    How a learner computes with it: ``precision`` is what the matrix products of its layers are of, float32 or, under
+    torch's autocast, bfloat16; weights and logits are float32 in either. With ``gradient_checkpointing`` a pass with
+    gradient keeps each layer's input only and computes what is inside again when the gradient is taken (arXiv:1604.06174):
+    less memory, about a third more work, the same bits.
     """
 
     implementation: ClassVar[Literal["hotpot", "transformers"]]
     config: PolicyConfig
     packs: bool
     caches: bool
+    precision: torch.dtype = torch.float32
+    gradient_checkpointing: bool = False
 
     @abstractmethod
     def forward(
@@ -83,6 +92,10 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write config.json and model.safetensors as transformers reads them; each file appears whole or not at all."""
+
+    def outer_name(self, name: str) -> str:
+        """Return what the folder that :meth:`save` writes calls the parameter (or module) ``name``."""
+        return name
 
     def duplicate(self) -> Self:
         """Return a policy of the same kind with weights of its own, equal to these."""

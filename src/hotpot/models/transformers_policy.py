@@ -111,6 +111,10 @@ class TransformersPolicy(Policy):
         out: Tensor = head(inputs_embeds=hidden.reshape(1, -1, hidden.shape[-1])).logits
         return out.reshape(*hidden.shape[:-1], out.shape[-1]).float()
 
+    def outer_name(self, name: str) -> str:
+        """Return the module's own name of a parameter; see :meth:`hotpot.models.Policy.outer_name`."""
+        return name.removeprefix("module.")
+
     def save(self, folder: Path) -> None:
         """Write config.json and model.safetensors; see :meth:`hotpot.models.Policy.save`."""
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as scratch:

@@ -70,7 +70,7 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
     """Load environment and model of ``recipe`` and check that they fit.
 
     ``model`` takes the place of the recipe's model (a checkpoint to go on from); ``first`` is the model the run began
-    with, where that is kept.
+    with, where that is kept: what adapters lie on.
 
     Raises :class:`hotpot.errors.UsageError` in one of its forms; nothing has been written then.
     """
@@ -82,7 +82,8 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
         )
     mix = read_mix(recipe)
     tokenizer = PolicyTokenizer.load(folder)
-    decoder = load_policy(folder, recipe.model.implementation)
+    base = (first or recipe.model.path or folder) if recipe.learner.lora_rank else folder
+    decoder = load_policy(base, recipe.model.implementation)
     if tokenizer.vocab_size > decoder.config.vocab_size:
         raise RecipeError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {decoder.config.vocab_size}; "
@@ -103,7 +104,7 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
         dialect=dialect,
         redactor=redactor,
         decoder=decoder,
-        reference=read_reference(recipe, first, tokenizer),
+        reference=read_reference(recipe, first, tokenizer, decoder),
         origin=str(folder),
     )
 
@@ -137,13 +138,17 @@ def template_markup(tokenizer: PolicyTokenizer, dialect: Dialect) -> Markup:
     return Markup(ids=ids, ends=frozenset(dialect.stop_tokens))
 
 
-def read_reference(recipe: Recipe, first: Path | None, tokenizer: PolicyTokenizer) -> Policy | None:
+def read_reference(
+    recipe: Recipe, first: Path | None, tokenizer: PolicyTokenizer, policy: Policy
+) -> Policy | None:
     """Return the policy to stay close to: the recipe's, or ``first``, the model the run began with. None without one.
 
-    Raises :class:`RecipeError` where it can't score what the policy says.
+    Where adapters learn, ``policy`` itself is that model, and stays it. Raises :class:`RecipeError` where it can't score what the policy says.
     """
     if recipe.learner.kl_coefficient == 0 and recipe.learner.reference_path is None:
         return None
+    if recipe.learner.lora_rank and recipe.learner.reference_path is None:
+        return policy
     folder = recipe.learner.reference_path or first or recipe.model.path
     if folder is None:
         raise RecipeError(

@@ -6,6 +6,7 @@ Owns the event ``run_started``, ``resumed`` or ``opened_for_evaluation`` and the
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hotpot.learner.precision import spelled
 from hotpot.models import checksum
 from hotpot.topology import rows
 from hotpot.topology.ingredients import Ingredients
@@ -24,7 +25,7 @@ def introduce(
     progress = session.progress
     served = rows.policy_version(
         progress.policy_version,
-        checksum=checksum(made.decoder.state_dict()),
+        checksum=checksum(session.learner.weights()),
         update=progress.update,
         origin=made.origin,
     )
@@ -40,12 +41,18 @@ def introduce(
         "origin": made.origin,
         "threads_engine": session.threads.engine,
         "threads_learner": session.threads.learner,
+        "precision_learner": spelled(session.learner.precision),
         **({"mix": [rows.mix_detail(member) for member in made.mix]} if len(made.mix) > 1 else {}),
         **more,
     }
     described = [rows.version_row(session.run_id, known) for known in unknown]
     told = [session.event(name, dict(found)) for name, found in events]
     session.store.record([*described, *told, session.event(kind, detail)])
+    if spelled(session.learner.precision) == "bfloat16, emulated":
+        session.view.message(
+            "learner.precision is bfloat16, for which this processor has no instructions: its products are emulated, as exact "
+            "and slower; learner.precision = float32 is faster here"
+        )
     if not made.dialect.renders_tools:
         session.view.message(
             "the chat template shows the model no tools; name them in prompt.system, or use another template"

@@ -7,6 +7,7 @@ only the engine's protocol; the engine it is given must serve nobody else.
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from hotpot.engine import Engine
 from hotpot.errors import EngineError
@@ -30,7 +31,8 @@ def check_publish(
 
     Versions 1 and 2 are used up on it. Learner and its weights are not touched.
     """
-    own, changed = learner.weights(), learner.decoder.duplicate()
+    own, changed = learner.weights(), learner.policy().duplicate()
+    changed.precision = torch.float32
     changed.load_state_dict({name: tensor * PERTURBATION for name, tensor in own.items()})
     other = {name: tensor.detach() for name, tensor in changed.state_dict().items()}
     probe = _probe(engine, first, sampling)

@@ -18,6 +18,7 @@ from hotpot.config import Recipe
 from hotpot.errors import ModelFilesError
 from hotpot.ids import sha256_hex
 from hotpot.learner.checkpoint import read_manifest
+from hotpot.learner.precision import spelled
 from hotpot.models import arithmetic
 from hotpot.topology.ingredients import RunEnvironment
 from hotpot.types import SCHEMA_VERSION
@@ -62,6 +63,9 @@ class RunState:
 
 def surroundings(recipe: Recipe, *, threads_engine: int, threads_learner: int) -> dict[str, Any]:
     """Return the fields of :class:`RunState` that say what the run is computed on and with."""
+    found = arithmetic()
+    if recipe.learner.precision != "float32":  # its products have kernels of their own
+        found["cpu_capability"] += f", {spelled('bfloat16')}"
     return {
         "schema_version": SCHEMA_VERSION,
         "recipe": sha256_hex(recipe.model_dump_json()),
@@ -70,7 +74,7 @@ def surroundings(recipe: Recipe, *, threads_engine: int, threads_learner: int) -
         "seed": recipe.run.seed,
         "threads_engine": threads_engine,
         "threads_learner": threads_learner,
-        **arithmetic(),
+        **found,
     }
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotpot.config import Recipe
+from hotpot.config.sections.run import SELF_TEST_TOLERANCE
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
 from hotpot.learner.scoring import Scored, score_sequences
@@ -54,15 +55,20 @@ def run_self_test(
     ``policy_version`` is the one that the learner's weights are served as. An engine of the recipe's kind is made for
     the publishes, so that the run's own keeps its versions.
     """
-    tolerance, sampling = recipe.run.self_test_tolerance, frozen_sampling(recipe)
+    told, sampling = recipe.run.self_test_tolerance, frozen_sampling(recipe)
+    tolerance = told or SELF_TEST_TOLERANCE[learner.precision]
     agreed = check_agreement(learner, batch, policy_version=policy_version, tolerance=tolerance)
     problem = check_masks(batch) or agreed.problem
     if not problem:
         small = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_concurrency": 1})})
-        engine = make_engine(small, learner.decoder, sampling, version=0)
+        engine = make_engine(small, learner.policy(), sampling, version=0)
         try:
             problem = check_publish(
-                engine, learner, batch.collected[0], sampling=sampling[Purpose.TRAINING], tolerance=tolerance
+                engine,
+                learner,
+                batch.collected[0],
+                sampling=sampling[Purpose.TRAINING],
+                tolerance=told or SELF_TEST_TOLERANCE["float32"],
             )
         finally:
             engine.close()
@@ -74,6 +80,7 @@ def run_self_test(
         "logprob_difference_max": agreed.largest if np.isfinite(agreed.largest) else None,
         "logprob_difference_mean": agreed.mean if np.isfinite(agreed.mean) else None,
         "tolerance": tolerance,
+        "precision": learner.precision,
     }
 
 

@@ -94,7 +94,7 @@ def wire(
         position, done = resumption.position, len(history.updates)
         learner.lost_updates = position.next_update - 1 - done
         sampling = frozen_sampling(recipe)
-        engine = make_engine(recipe, made.decoder, sampling, version)
+        engine = make_engine(recipe, learner.policy(), sampling, version)
         stack.callback(engine.close)
         rollout = _rollout(recipe, made, engine, sampling, store, run_id, timeline)
         sampler = TaskSampler(
@@ -169,7 +169,7 @@ def _take_up(
 ) -> Resumption:
     """Come to the weights of the last recorded update; what is learned again is so under the settings told then."""
     here = surroundings(taking.recipe, threads_engine=threads.engine, threads_learner=threads.learner)
-    then = replace(made, reference=read_reference(taking.told, first, made.tokenizer))
+    then = replace(made, reference=read_reference(taking.told, first, made.tokenizer, made.decoder))
 
     def keep(learner: Learner, into: Path, at: History) -> None:
         state = RunState(

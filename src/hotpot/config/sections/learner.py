@@ -11,6 +11,9 @@ MIN_SEGMENT_TOKENS = 64
 """Shortest piece a trajectory may be cut into."""
 
 
+_ADAPTER_FIELDS = ("lora_alpha", "lora_targets")
+"""Fields of :class:`LearnerSection` that only adapters read."""
+
 _CRITIC_FIELDS = (
     "gae_lambda",
     "discount",
@@ -111,10 +114,35 @@ class LearnerSection(Section):
     whose middle is nearest, or the latest piece's. A group baseline gives them all the same."""
     packing: Literal["padded", "packed"] = "padded"
     """Layout of a pass: each sequence in a padded row of its own, or several end to end in a row."""
+    lora_rank: NonNegativeInt = 0
+    """Rank of a low-rank adapter on each of lora_targets (LoRA, arXiv:2106.09685), which alone learn then; 0 is off: all
+    weights learn. Needs the extra ``lora``. There is no dropout in them: a ratio would compare two random networks."""
+    lora_alpha: PositiveFloat = 16.0
+    """What an adapter adds is multiplied by lora_alpha / lora_rank."""
+    lora_targets: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Names of the linear layers that get an adapter; the output head gets none."""
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """What the matrix products of the learner's passes are computed in; weights, moments, logits and losses are float32 in
+    any case. ``auto`` is bfloat16 where the device has instructions for it. Needs old_logprobs = ``recomputed`` or
+    decoupled = ``all`` unless it is float32: the sampler's log-probabilities are more exact than the learner's then."""
+    gradient_checkpointing: bool = False
+    """Keep only the input of each layer for the gradient and compute the rest again: less memory, more work, the same bits."""
     learning_rate: NonNegativeFloat = 1.5e-4
     """Learning rate of AdamW; 0 runs everything and changes nothing."""
+    schedule: Literal["linear", "cosine"] = "linear"
+    """How the rate falls over the run's updates: in a straight line, or along half a cosine (arXiv:1608.03983)."""
+    warmup_updates: NonNegativeInt = 0
+    """Updates over which the rate rises in a straight line before it falls; fewer than topology.updates."""
     final_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The rate falls linearly to this share of itself over the run's updates; 1 keeps it."""
+    """The rate falls to this share of itself over the run's updates; 1 keeps it."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW's first moment decay."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
@@ -145,6 +173,15 @@ class LearnerSection(Section):
         if self.skip_exploding and not self.max_grad_norm_ratio:
             raise ValueError(
                 "learner.skip_exploding has nothing to skip where learner.max_grad_norm_ratio = 0; set that, or leave it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _precision_fits(self) -> Self:
+        if self.precision != "float32" and self.old_logprobs == "recorded" and self.decoupled != "all":
+            raise ValueError(
+                f"learner.precision = {self.precision!r}: the recorded log-probabilities are more exact than the learner's, "
+                "and their ratio would be rounding; set learner.old_logprobs = 'recomputed' or learner.decoupled = 'all'"
             )
         return self
 
@@ -225,6 +262,22 @@ class LearnerSection(Section):
                 raise ValueError(
                     f"learner.{name} = {value!r} says how a critic learns, and learner.critic = 'none'; leave it out, or "
                     "set learner.advantages = 'gae' and learner.critic = 'head' or 'separate'"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_on(self) -> Self:
+        if self.lora_rank and not self.lora_targets:
+            raise ValueError(
+                f"learner.lora_rank = {self.lora_rank} with learner.lora_targets = []: nothing would learn; name linear "
+                "layers, or set lora_rank = 0"
+            )
+        for name in () if self.lora_rank else _ADAPTER_FIELDS:
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default:
+                raise ValueError(
+                    f"learner.{name} = {value!r} says how adapters learn, and learner.lora_rank = 0; leave it out, or set "
+                    "learner.lora_rank"
                 )
         return self
 

@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 
 from hotpot.config.sections.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
+SELF_TEST_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
+"""What ``run.self_test_tolerance`` is where it is unset, by the precision that the learner computes in."""
+
 
 class RunSection(Section):
     """The run as a whole."""
@@ -25,8 +28,9 @@ class RunSection(Section):
     """Write trace.json, which Perfetto opens."""
     self_test: bool = True
     """Test the set-up on the first batch of every start and resume, before anything is learned from it."""
-    self_test_tolerance: PositiveFloat = 1e-3
-    """Largest |learner - sampler| log-probability in nats that the self-test takes for rounding."""
+    self_test_tolerance: PositiveFloat | None = None
+    """Largest |learner - sampler| log-probability in nats that the self-test takes for rounding; unset is 0.001, and where
+    the learner computes in bfloat16 0.5."""
 
 
 class TopologySection(Section):

@@ -201,6 +201,6 @@ def entropy(log_probabilities: Tensor) -> Tensor:
 
     A probability of 0 (log-probability -infinity) contributes 0.
     """
-    probabilities = log_probabilities.exp()
-    # The factor is chosen before it is multiplied: the derivative of 0 * -infinity would be NaN.
-    return -(probabilities * torch.where(probabilities > 0, log_probabilities, 0.0)).sum(dim=-1)
+    # 0 * -infinity is NaN, and so would its derivative be; 0 times the most negative number is 0.
+    finite = log_probabilities.clamp(min=torch.finfo(log_probabilities.dtype).min)
+    return -(log_probabilities.exp() * finite).sum(dim=-1)

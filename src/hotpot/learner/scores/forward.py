@@ -7,6 +7,7 @@ Invariants: the token at position t is scored from the hidden state at t - 1; a 
 sequence, whatever else stands in its row.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,36 +34,55 @@ class TokenScores:
     entropy: Tensor
 
 
-class SharedPrefix:
-    """Keys and values of one prefix, put before those of every row; gradients flow back into the prefix.
+class _OwnKeys:
+    """The :class:`hotpot.models.PastTokens` of a prefix: a layer sees what it has just written, and nothing else.
 
-    The :class:`hotpot.models.PastTokens` of a pass with a prefix: the first pass (one row) writes the prefix, the second
-    (all rows) sees it before its own keys.
+    What the first pass of a layer wrote is kept in ``kept``. A layer that is computed again in the backward pass
+    (gradient checkpointing) writes once more, and changes nothing of that: gradients flow through what was kept.
     """
 
     def __init__(self) -> None:
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
-        self._prefix: dict[int, tuple[Tensor, Tensor]] = {}
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._written: dict[int, tuple[Tensor, Tensor]] = {}
 
     def write(
         self, layer: int, rows: slice | Tensor, positions: Tensor, keys: Tensor, values: Tensor
     ) -> None:
-        """Take the keys and values of a pass, float ``[B, num_kv_heads, T, head_dim]``; the first pass is the prefix."""
+        """Take the keys and values of a layer, float ``[B, num_kv_heads, T, head_dim]``."""
         del rows, positions
-        if layer not in self._prefix:
-            self._prefix[layer] = (keys, values)
-            self.keys[layer], self.values[layer] = keys, values
-            return
-        before_keys, before_values = self._prefix[layer]
-        shape = (len(keys), -1, -1, -1)
-        self.keys[layer] = torch.cat([before_keys.expand(shape), keys], dim=2)
-        self.values[layer] = torch.cat([before_values.expand(shape), values], dim=2)
+        self.kept.setdefault(layer, (keys, values))
+        self._written[layer] = (keys, values)
 
     def read(self, layer: int, rows: slice | Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return what the last :meth:`write` of ``layer`` left, prefix first."""
+        """Return, once, what the last :meth:`write` of ``layer`` took."""
         del rows, length
-        return self.keys[layer], self.values[layer]
+        return self._written.pop(layer)
+
+
+class _BehindPrefix:
+    """The :class:`hotpot.models.PastTokens` behind a prefix, whose keys and values come before those of every row;
+    gradients flow back into the prefix."""
+
+    def __init__(self, prefix: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        self._prefix = prefix
+        self._joined: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def write(
+        self, layer: int, rows: slice | Tensor, positions: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
+        """Take the keys and values of a layer, float ``[B, num_kv_heads, T, head_dim]``, one row for each that follows."""
+        del rows, positions
+        before_keys, before_values = self._prefix[layer]
+        shape = (len(keys), -1, -1, -1)
+        self._joined[layer] = (
+            torch.cat([before_keys.expand(shape), keys], dim=2),
+            torch.cat([before_values.expand(shape), values], dim=2),
+        )
+
+    def read(self, layer: int, rows: slice | Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return, once, what the last :meth:`write` of ``layer`` took, the prefix before it."""
+        del rows, length
+        return self._joined.pop(layer)
 
 
 def score(
@@ -91,10 +111,17 @@ def score(
 
 
 def hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
-    """Return the hidden states that predict loss tokens, float ``[k, hidden_size]``, those of the prefix first.
+    """Return the hidden states that predict loss tokens, float32 ``[k, hidden_size]``, those of the prefix first.
 
-    Raises :class:`LearnerError` where one of them would stand at a position the model does not know.
+    The products inside are of the decoder's ``precision``. Raises :class:`LearnerError` where one of the states would
+    stand at a position the model does not know.
     """
+    with torch.autocast("cpu", torch.bfloat16, enabled=decoder.precision == torch.bfloat16):
+        hidden = _hidden_states(decoder, micro)
+    return hidden.float() if hidden.dtype == torch.bfloat16 else hidden
+
+
+def _hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
     needed, context = micro.num_positions, decoder.config.max_context_tokens
     if needed > context:
         raise LearnerError(
@@ -113,11 +140,11 @@ def hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
         attend = None if starts is None else _sees(starts, 0)
         alone: Tensor = decoder(tokens, positions, attend=attend, wanted=wanted)
         return alone
-    cache = SharedPrefix()
+    prefix = _OwnKeys()
     early: Tensor = decoder(
         torch.from_numpy(micro.prefix)[None],
         torch.arange(before)[None],
-        cache=cache,
+        cache=prefix,
         rows=slice(0, 1),
         attend=torch.ones(before, before, dtype=torch.bool).tril()[None, None],
         wanted=torch.from_numpy(micro.prefix_columns),
@@ -125,7 +152,7 @@ def hidden_states(decoder: Policy, micro: MicroBatch) -> Tensor:
     late: Tensor = decoder(
         tokens,
         positions,
-        cache=cache,
+        cache=_BehindPrefix(prefix.kept),
         rows=slice(0, len(tokens)),
         attend=_sees(torch.zeros(1, width, dtype=torch.int64) if starts is None else starts, before),
         wanted=wanted,

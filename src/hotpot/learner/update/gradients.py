@@ -18,11 +18,13 @@ from hotpot.models import Policy
 
 
 class Gradients:
-    """The gradients of one decoder and its critic, where there is one; each norm is clipped to ``max_norm`` > 0."""
+    """The gradients of what learns in one decoder and its critic, where there is one; each norm is clipped to ``max_norm`` > 0."""
 
     def __init__(self, decoder: Policy, critic: Critic | None, *, max_norm: float) -> None:
         self._max_norm = max_norm
-        policy: list[nn.Parameter] = list(decoder.parameters())
+        policy: list[nn.Parameter] = [
+            parameter for parameter in decoder.parameters() if parameter.requires_grad
+        ]
         own: list[nn.Parameter] = [] if critic is None else list(critic.parameters())
         alone = critic is not None and critic.decoder is not None
         self._groups = [policy, own] if alone else [policy + own]

@@ -10,6 +10,7 @@ import torch
 
 from hotpot.config.sections import LearnerSection
 from hotpot.ids import canonical_json
+from hotpot.learner.precision import Precision, spelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +42,12 @@ class UpdateTerms:
     kernels: Kernels
 
 
-def kernels() -> Kernels:
-    """Return those that this process computes with now."""
+def kernels(precision: Precision = "float32") -> Kernels:
+    """Return those that this process computes with now; products of bfloat16 have kernels of their own."""
+    capability = torch.backends.cpu.get_cpu_capability()
     return Kernels(
         num_threads=torch.get_num_threads(),
-        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        cpu_capability=capability if precision == "float32" else f"{capability}, {spelled(precision)}",
         torch_build=f"{torch.__version__} {torch.version.git_version[:12]}",
     )
 

@@ -1,10 +1,11 @@
 """Learners in the state that an update of a run started from, under the terms that it was learned with.
 
 Owns what a learner is made of besides the record: weights and optimiser of a checkpoint, the tokenizer beside them, the
-reference. Reads checkpoints; writes into a temporary folder only.
+reference, the model that adapters lie on. Reads checkpoints; writes into a temporary folder only.
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from hotpot.errors import ModelFilesError
@@ -22,7 +23,7 @@ class Learners:
 
     def __init__(self, folder: Path, model: Path | None, implementation: Implementation = "auto") -> None:
         self._folder, self._model, self._implementation = folder, model, implementation
-        self._references: dict[Path, Policy] = {}
+        self._policies: dict[Path, Policy] = {}
 
     def at(self, checkpoint: int, terms: Terms) -> Learner:
         """Return a learner in the state of the checkpoint after update ``checkpoint``.
@@ -51,7 +52,7 @@ class Learners:
     def _load(self, folder: Path, terms: Terms) -> Learner:
         tokenizer = PolicyTokenizer.load(folder)
         learner = Learner(
-            load_policy(folder, self._implementation),
+            self._starting_model() if terms.settings.lora_rank else load_policy(folder, self._implementation),
             terms.settings,
             total_updates=terms.total_updates,
             seed=terms.seed,
@@ -64,18 +65,23 @@ class Learners:
 
     def _reference(self, terms: Terms) -> Policy | None:
         """Return the reference: the one the settings name, else the model the run began with."""
-        settings = terms.settings
         if not terms.has_reference:
             return None
-        first = checkpoint_folder(self._folder, 0)
-        candidates = [settings.reference_path] if settings.reference_path else [first, self._model]
+        named = terms.settings.reference_path
+        return self._starting_model() if named is None else self._policy("the reference policy", [named])
+
+    def _starting_model(self) -> Policy:
+        """Return the model the run began with: a reference, and what adapters lie on. Its weights never change."""
+        return self._policy("the starting model", [checkpoint_folder(self._folder, 0), self._model])
+
+    def _policy(self, what: str, candidates: Sequence[Path | None]) -> Policy:
         for folder in candidates:
             if folder is not None and folder.is_dir():
-                if folder not in self._references:
-                    self._references[folder] = load_policy(folder, self._implementation)
-                return self._references[folder]
+                if folder not in self._policies:
+                    self._policies[folder] = load_policy(folder, self._implementation)
+                return self._policies[folder]
         raise ModelFilesError(
-            f"the reference policy is gone: none of {', '.join(str(one) for one in candidates if one)} is a model folder; "
+            f"{what} is gone: none of {', '.join(str(one) for one in candidates if one)} is a model folder; "
             "restore it from a copy"
         )
 
