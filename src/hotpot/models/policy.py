@@ -48,7 +48,8 @@ class PastTokens(Protocol):
 class Policy(nn.Module, ABC):
     """A causal language model as the rest of Hotpot sees it. Parameters keep the names of the kind it is.
 
-    ``implementation`` is the kind's name in a recipe. ``packs``: whether ``attend`` and ``positions`` are followed exactly, so that several sequences can stand in one row.
+    ``implementation`` is the kind's name in a recipe. ``packs``: whether ``attend`` and ``positions`` are followed exactly,
+    so that several sequences can stand in one row.
     ``caches``: whether it takes a ``cache``, so that a shared prefix is computed once.
 
     How a learner computes with it: ``precision`` is what the matrix products of its layers are of, float32 or, under

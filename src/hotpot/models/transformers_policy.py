@@ -112,7 +112,7 @@ class TransformersPolicy(Policy):
         return out.reshape(*hidden.shape[:-1], out.shape[-1]).float()
 
     def outer_name(self, name: str) -> str:
-        """Return the name that transformers gives the parameter (or module) ``name``."""
+        """Return the module's own name of a parameter; see :meth:`hotpot.models.Policy.outer_name`."""
         return name.removeprefix("module.")
 
     def save(self, folder: Path) -> None:

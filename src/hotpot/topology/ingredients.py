@@ -82,10 +82,8 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
         )
     mix = read_mix(recipe)
     tokenizer = PolicyTokenizer.load(folder)
-    adapted = bool(recipe.learner.lora_rank)
-    decoder = load_policy(
-        (first or recipe.model.path or folder) if adapted else folder, recipe.model.implementation
-    )
+    base = (first or recipe.model.path or folder) if recipe.learner.lora_rank else folder
+    decoder = load_policy(base, recipe.model.implementation)
     if tokenizer.vocab_size > decoder.config.vocab_size:
         raise RecipeError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {decoder.config.vocab_size}; "

@@ -12,7 +12,6 @@ import numpy as np
 from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience.sequences.segments import TrainingSequence
-from hotpot.learner.batches.arrangement import Packing
 from hotpot.learner.batches.batches import Batch, order_sequences
 from hotpot.learner.update.results import NonFiniteError, UpdateResult
 from hotpot.models import Policy, PolicyConfig
@@ -83,12 +82,17 @@ def check_reference(reference: PolicyConfig, policy: PolicyConfig) -> None:
         )
 
 
-def check_packing(model: Policy, packing: Packing) -> None:
-    """Raise :class:`LearnerError` where ``model`` can't compute several sequences in one row and is asked to."""
-    if packing == "packed" and not model.packs:
+def check_abilities(model: Policy, settings: LearnerSection) -> None:
+    """Raise :class:`LearnerError` where ``model`` is asked for a way of computing that it does not have."""
+    name = getattr(model.config, "architecture", type(model).__name__)
+    if settings.packing == "packed" and not model.packs:
         raise LearnerError(
-            f"{getattr(model.config, 'architecture', type(model).__name__)} does not keep sequences of one row apart "
-            'by a mask; set learner.packing = "padded"'
+            f'{name} does not keep sequences of one row apart by a mask; set learner.packing = "padded"'
+        )
+    if settings.gradient_checkpointing and model.implementation == "transformers":
+        raise LearnerError(
+            f"{name} is computed by transformers, where layers are not computed again; set "
+            "learner.gradient_checkpointing = false"
         )
 
 
