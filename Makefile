@@ -7,7 +7,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-gae bench-learner bench-loop bench-replay bench-resume bench-store bench-store-faults
+.PHONY: demo test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -74,6 +74,9 @@ bench-cartpole: $(VENV)/.gym  ## The learner's mathematics outside text: CartPol
 
 bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against the reference loop
 	$(BIN)/python benchmarks/loop.py
+
+bench-packing: $(VENV)/.base  ## The learner's passes with padded and with packed rows, by model and lengths
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/packing.py
 
 bench-replay: $(VENV)/.base  ## Whether replay helps: paired runs on a sparse reward and on a task switch
 	$(BIN)/python benchmarks/replay.py

@@ -40,8 +40,8 @@ from hotpot.learner.schedule import learning_rates
 from hotpot.learner.scores.critic import Critic, state_values
 from hotpot.learner.scores.kl_reward import Divergences, costs, divergences
 from hotpot.learner.update.checks import (
-    check_abilities,
     check_arrays,
+    check_packing,
     check_reference,
     check_sequences,
     check_skips,
@@ -94,8 +94,8 @@ class Learner:
             )
         if reference is not None:
             check_reference(reference.config, decoder.config)
-            check_abilities(reference, settings)
-        check_abilities(decoder, settings)
+            check_packing(reference, settings.packing)
+        check_packing(decoder, settings.packing)
         self._parts = Parts(decoder, settings, reference=reference, seed=seed)
         self.decoder, self.critic, self.reference = self._parts.policy, self._parts.critic, reference
         self.settings = settings

@@ -12,6 +12,7 @@ import numpy as np
 from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience.sequences.segments import TrainingSequence
+from hotpot.learner.batches.arrangement import Packing
 from hotpot.learner.batches.batches import Batch, order_sequences
 from hotpot.learner.update.results import NonFiniteError, UpdateResult
 from hotpot.models import Policy, PolicyConfig
@@ -82,17 +83,12 @@ def check_reference(reference: PolicyConfig, policy: PolicyConfig) -> None:
         )
 
 
-def check_abilities(model: Policy, settings: LearnerSection) -> None:
-    """Raise :class:`LearnerError` where ``model`` is asked for a way of computing that it does not have."""
+def check_packing(model: Policy, packing: Packing) -> None:
+    """Raise :class:`LearnerError` where ``model`` can't keep the sequences of a packed row apart."""
     name = getattr(model.config, "architecture", type(model).__name__)
-    if settings.packing == "packed" and not model.packs:
+    if packing == "packed" and not model.packs:
         raise LearnerError(
             f'{name} does not keep sequences of one row apart by a mask; set learner.packing = "padded"'
-        )
-    if settings.gradient_checkpointing and model.implementation == "transformers":
-        raise LearnerError(
-            f"{name} is computed by transformers, where layers are not computed again; set "
-            "learner.gradient_checkpointing = false"
         )
 
 
