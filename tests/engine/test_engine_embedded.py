@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
-from hotpot.engine.sampler import Sampled, sample
-from hotpot.engine.stream import plan_stream
+from hotpot.engine.embedded.sampler import Sampled, sample
+from hotpot.engine.embedded.stream import plan_stream
 from hotpot.errors import EngineError
 from hotpot.models import Decoder, DecoderConfig, checksum
 from hotpot.types import (
@@ -325,7 +325,7 @@ def test_logits_without_a_distribution_drop_their_requests_by_name_only() -> Non
 
 
 def test_one_broken_request_does_not_change_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    import hotpot.engine.embedded as module
+    import hotpot.engine.embedded.engine as module
 
     decoder = make_decoder()
     contexts = prompts(3)
@@ -429,7 +429,7 @@ def test_random_numbers_go_on_past_a_chunk() -> None:
 
 
 def test_no_prefill_pass_is_larger_than_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    import hotpot.engine.embedded as module
+    import hotpot.engine.embedded.engine as module
 
     sizes = []
 

@@ -8,7 +8,7 @@ import torch
 
 from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
-from hotpot.engine.embedded_weights import PackedWeights
+from hotpot.engine.embedded.weights import PackedWeights
 from hotpot.errors import EngineError
 from hotpot.models import Decoder, DecoderConfig
 from hotpot.types import GenerationRequest, Purpose, SampleKey, SamplingParams

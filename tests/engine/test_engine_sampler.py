@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from hotpot.engine.sampler import sample
+from hotpot.engine.embedded.sampler import sample
 from hotpot.types import SamplingParams
 
 

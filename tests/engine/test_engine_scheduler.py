@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotpot.engine.scheduler import Scheduler
+from hotpot.engine.embedded.scheduler import Scheduler
 
 
 def admit_ids(scheduler: Scheduler) -> list[str]:

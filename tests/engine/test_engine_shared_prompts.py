@@ -16,7 +16,7 @@ from test_engine_embedded import (
     weights_of,
 )
 
-from hotpot.engine.shared_prompts import SharedPrompts
+from hotpot.engine.embedded.shared_prompts import SharedPrompts
 from hotpot.errors import EngineError
 from hotpot.types import Generation, GenerationRequest
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from hotpot.engine.embedded_attention import StreamAttention
-from hotpot.engine.embedded_cache import SlotCache
-from hotpot.engine.embedded_forward import forward, rotary_table
-from hotpot.engine.embedded_weights import PackedWeights
-from hotpot.engine.rows import RowTable
-from hotpot.engine.stream import plan_stream
+from hotpot.engine.embedded.attention import StreamAttention
+from hotpot.engine.embedded.cache import SlotCache
+from hotpot.engine.embedded.forward import forward, rotary_table
+from hotpot.engine.embedded.rows import RowTable
+from hotpot.engine.embedded.stream import plan_stream
+from hotpot.engine.embedded.weights import PackedWeights
 from hotpot.models import Decoder, DecoderConfig, checksum
 from hotpot.types import GenerationRequest, Purpose, SampleKey, SamplingParams
 

@@ -1,7 +1,7 @@
 """The policy's forward pass: a compact decoder of the Llama/Qwen family. The learner computes with it.
 
 It defines the mathematics: the embedded engine computes the same with packed weights and a cache of its own
-(:mod:`hotpot.engine.embedded_forward`), and tests hold the two to each other. Owns the mathematics from token ids to
+(:mod:`hotpot.engine.embedded.forward`), and tests hold the two to each other. Owns the mathematics from token ids to
 logits, and a plain key/value cache. Knows nothing of sampling,
 losses or files. Parameter names are those of transformers (without the leading ``model.``), so weights travel
 unchanged. Sources: RMSNorm (arXiv:1910.07467), rotary embedding (arXiv:2104.09864), SwiGLU (arXiv:2002.05202),

@@ -63,7 +63,7 @@ class PackedWeights:
         if unknown:
             raise EngineError(
                 f"the decoder's configuration has {', '.join(unknown)}, which the engine does not compute; teach "
-                "embedded_forward.py and name it there, or the engine would sample from another model"
+                "forward.py and name it there, or the engine would sample from another model"
             )
         self.config = config
         hidden, heads, kv, dim = (

@@ -5,9 +5,9 @@ requests and no sampling.
 
 What differs from the plain decoder, and why:
 
-- The weights are packed (:mod:`.embedded_weights`): fewer, larger products, and the rotation one complex
+- The weights are packed (:mod:`.weights`): fewer, larger products, and the rotation one complex
   multiplication.
-- Tokens of all requests form one stream without padding; only attention pads (:mod:`.embedded_attention`).
+- Tokens of all requests form one stream without padding; only attention pads (:mod:`.attention`).
 - Of the last layer only keys and values are computed for every token: the rest only for those whose logits are wanted.
 """
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
-from hotpot.engine.embedded_attention import StreamAttention
-from hotpot.engine.embedded_weights import PackedLayer, PackedWeights
+from hotpot.engine.embedded.attention import StreamAttention
+from hotpot.engine.embedded.weights import PackedLayer, PackedWeights
 from hotpot.models import DecoderConfig
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
-from hotpot.engine.embedded_cache import SlotCache
-from hotpot.engine.stream import Stream
+from hotpot.engine.embedded.cache import SlotCache
+from hotpot.engine.embedded.stream import Stream
 
 _BLOCK = 16
 

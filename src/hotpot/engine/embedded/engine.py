@@ -1,6 +1,6 @@
 """The engine that runs in this process: batched generation over the policies of ``models``.
 
-Owns what happens in a step; weights and cache are with :mod:`.embedded_passes`::
+Owns what happens in a step; weights and cache are with :mod:`.passes`::
 
     submit ──► gate ──► Scheduler: waiting ──► slot ──► SharedPrompts: the first of a prompt computes it
                                                  │ plan_stream: one token of every generating request,
@@ -24,13 +24,13 @@ import torch
 from numpy.typing import NDArray
 
 from hotpot.config.sections import EngineSection
-from hotpot.engine.embedded_passes import make_passes
+from hotpot.engine.embedded.passes import make_passes
+from hotpot.engine.embedded.rows import Flight, RowTable
+from hotpot.engine.embedded.sampler import sample
+from hotpot.engine.embedded.scheduler import Scheduler
+from hotpot.engine.embedded.shared_prompts import SharedPrompts
+from hotpot.engine.embedded.stream import Stream, plan_stream
 from hotpot.engine.gate import RequestGate
-from hotpot.engine.rows import Flight, RowTable
-from hotpot.engine.sampler import sample
-from hotpot.engine.scheduler import Scheduler
-from hotpot.engine.shared_prompts import SharedPrompts
-from hotpot.engine.stream import Stream, plan_stream
 from hotpot.errors import EngineError
 from hotpot.models import DecoderConfig, Policy, Weights
 from hotpot.types import (

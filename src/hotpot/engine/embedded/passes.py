@@ -3,7 +3,7 @@
 Owns both behind one interface. Each has two copies of the weights, one that serves and one that is filled, and what of
 earlier tokens it remembers. Knows no requests beyond the arrays of their rows.
 
-``PackedPasses``   packed weights and a cache of our own (:mod:`.embedded_forward`)
+``PackedPasses``   packed weights and a cache of our own (:mod:`.forward`)
 ``ModulePasses``   a policy's module. Where it takes a cache, keys and values lie in slots as above, and a pass is two calls:
                    the tokens of generating requests, and the pieces of prompts, padded. Where it does not (a sliding
                    window, a recurrent layer, linear biases) nothing is remembered: whole contexts are computed again for
@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotpot.engine.embedded_attention import StreamAttention
-from hotpot.engine.embedded_cache import SlotCache
-from hotpot.engine.embedded_forward import forward, rotary_table
-from hotpot.engine.embedded_weights import PackedWeights, load
-from hotpot.engine.rows import RowTable
-from hotpot.engine.stream import Stream
+from hotpot.engine.embedded.attention import StreamAttention
+from hotpot.engine.embedded.cache import SlotCache
+from hotpot.engine.embedded.forward import forward, rotary_table
+from hotpot.engine.embedded.rows import RowTable
+from hotpot.engine.embedded.stream import Stream
+from hotpot.engine.embedded.weights import PackedWeights, load
 from hotpot.models import DecoderConfig, Policy, PolicyConfig, Weights
 
 
@@ -36,7 +36,7 @@ class Passes(Protocol):
     remembers: bool
 
     def load(self, weights: Weights) -> str:
-        """Fill the copy that does not serve and return its checksum; see :func:`.embedded_weights.load`."""
+        """Fill the copy that does not serve and return its checksum; see :func:`.weights.load`."""
 
     def flip(self) -> None:
         """Let the two copies change places."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hotpot.engine.rows import RowTable
+from hotpot.engine.embedded.rows import RowTable
 
 Ints = NDArray[np.int64]
 
