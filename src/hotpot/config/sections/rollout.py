@@ -66,7 +66,10 @@ class EngineSection(Section):
     kind: Literal["embedded"] = "embedded"
     """Which engine; ``embedded`` runs in the process."""
     max_concurrency: PositiveInt = 128
-    """Trajectories whose key/value cache is held at once."""
+    """Requests that run at once, as far as there is memory for their keys and values."""
+    kv_cache_bytes: PositiveInt = 1 << 30
+    """Memory for keys and values, never exceeded. Where it is used up, finished requests' are forgotten first, then the
+    request that began last waits and goes on later."""
     admit_share: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Waiting requests are prefilled together once they are this share of all requests in the engine, or nothing runs."""
     prefill_tokens: PositiveInt = 2048
