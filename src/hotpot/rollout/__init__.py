@@ -11,7 +11,8 @@ which chance · ``seeds`` with which chances · ``attempts`` tries, for the ledg
 from hotpot.rollout.attempts import STOPPED, AttemptLog, RolloutCounts
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.collector import Rollout, Scene
-from hotpot.rollout.dialect import Conversation, Dialect
+from hotpot.rollout.conversation import Conversation
+from hotpot.rollout.dialect import Dialect
 from hotpot.rollout.dialect_check import check_dialect
 from hotpot.rollout.loop import Episode, EpisodeRules
 from hotpot.rollout.mix import ONLY, Mix, MixedEnvironment

@@ -106,6 +106,7 @@ class EngineReport:
     reused_tokens: int
     queue_s: float
     generate_s: float
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
