@@ -5,6 +5,7 @@ how many prompt tokens were reused, what share of the time was neither forward p
 timed), and how long its floating-point operations would take at the speed of a large square product.
 """
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine_parts.floor import operations, product_speed
 from engine_parts.processes import serve

@@ -1,7 +1,6 @@
 """A side in a process of its own: it is told what to do line by line, and answers with lines of JSON."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,16 +13,13 @@ PARTS = Path(__file__).parent
 class Worker:
     """A side that runs ``script`` with ``settings``. What it prints besides answers goes to standard error."""
 
-    def __init__(
-        self, script: str, settings: Mapping[str, Any], *, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, script: str, settings: Mapping[str, Any]) -> None:
         self.last: dict[str, Any] = {}
         self._process = subprocess.Popen(
             [sys.executable, str(PARTS / script), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": _search_path(), **(environment or {})},
         )
 
     def ask(self, **told: Any) -> dict[str, Any]:
@@ -67,7 +63,3 @@ def serve(make: Callable[[dict[str, Any]], Callable[[dict[str, Any]], dict[str, 
 def _lines() -> Iterator[dict[str, Any]]:
     for line in sys.stdin:
         yield json.loads(line)
-
-
-def _search_path() -> str:
-    return os.pathsep.join([str(PARTS.parent), *filter(None, [os.environ.get("PYTHONPATH", "")])])

@@ -4,13 +4,17 @@ The manager with its cache lives on from round to round; it is sized by its firs
 asked for, since ours come with every token.
 """
 
+import sys
 import time
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine_parts.processes import serve
 from engine_parts.work import BatchSizes, Text, batch
@@ -25,6 +29,10 @@ class TransformersSide:
     def __init__(self, settings: dict[str, Any]) -> None:
         torch.set_num_threads(settings["threads"])
         logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        getLogger("ContinuousBatchingLogger").setLevel(
+            "ERROR"
+        )  # it warns that a manager that is kept was sized once
         folder = Path(settings["folder"])
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.text = Text(PolicyTokenizer.load(folder))
