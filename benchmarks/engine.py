@@ -19,7 +19,7 @@ the extra ``smollm2``, and for vLLM an environment with it (VLLM_VENV, by defaul
                                 ``overhead_shares`` has it of every workload
 ``floor_ratio``                 time of the episodes on SmolLM2 over that of their floating-point operations at the speed of a
                                 large square product, measured beside it in the same process (``engine_parts/floor.py``)
-``deterministic_cost``          time of the episodes in deterministic mode over the time without it
+``deterministic_cost``          time of 8 such episodes in deterministic mode over the time without it, both on one thread
 """
 
 import json

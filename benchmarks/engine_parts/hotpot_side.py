@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine_parts.floor import operations, product_speed
 from engine_parts.processes import serve
-from engine_parts.spans import overhead, watch
+from engine_parts.spans import overhead, totals
 from engine_parts.work import BatchSizes, Episode, EpisodeSizes, Text, batch, episodes
 from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
@@ -52,7 +52,8 @@ class Tally:
 
 
 class HotpotSide:
-    """The engine with one of its settings; ``settings``: folder, threads, engine (its section), kind, sizes, nonces."""
+    """The engine with one of its settings; ``settings``: folder, threads, engine (its section), kind, sizes, and,
+    where they are on, nonces and exact."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         use_threads(settings["threads"])
@@ -69,8 +70,8 @@ class HotpotSide:
             settings=EngineSection(**settings["engine"]),
             max_context_tokens=min(longest, decoder.config.max_context_tokens),
             sampling={Purpose.TRAINING: SAMPLING},
+            **({"exact": True} if settings.get("exact") else {}),
         )
-        self.clock = watch(self.engine)
         self._issued = 0
 
     def __call__(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -81,10 +82,10 @@ class HotpotSide:
 
     def _timed(self, number: int, *, short: bool) -> dict[str, Any]:
         speed_before = product_speed()
-        before = self.clock.totals() if self.clock else {}
+        before = totals(self.engine)
         started, tally = time.perf_counter(), self._play(number, short=short)
         seconds = time.perf_counter() - started
-        share = overhead(before, self.clock.totals(), seconds) if self.clock else None
+        share = overhead(before, totals(self.engine), seconds)
         speed = (speed_before + product_speed()) / 2
         needed = operations(self.config, computed=tally.computed, sampled=tally.sampled, seen=tally.seen)
         return {

@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import asdict
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine_parts.processes import Worker
 from engine_parts.turns import Measured, describe, in_turns
 from engine_parts.vllm_side import VllmSide
 from engine_parts.work import ROOT, BatchSizes, EpisodeSizes
+from hotpot.engine.embedded import EmbeddedEngine
 
 WORKLOADS = ("episodes", "smollm2", "tiny")
 VLLM = Path(os.environ.get("VLLM_VENV", str(ROOT / ".venv-vllm"))) / "bin" / "vllm"
@@ -108,9 +110,23 @@ def _prefix(folder: Path) -> Found:
 
 
 def _deterministic(folder: Path) -> Found:
-    """The engine has no such mode to measure yet."""
+    """Episodes in deterministic mode and without it, both on the one thread that the mode has; null without such a mode."""
     del folder
-    return {"deterministic_cost": None}
+    if "exact" not in signature(EmbeddedEngine).parameters:
+        print("this engine has no deterministic mode", flush=True)
+        return {}
+    sizes = stated.FEW
+    given = _our_settings(smollm2(), "episodes", sizes, threads=1, engine={"max_concurrency": sizes.episodes})
+    exact, without = in_turns(
+        {"deterministic": partial(Ours, [], exact=True, **given)},
+        {"without": partial(Ours, [], **given)},
+        stated.ROUNDS,
+    )
+    found = _rates("deterministic", exact, sizes.num_sampled) | _rates(
+        "one_thread", without, sizes.num_sampled
+    )
+    ratio = _ratio(exact.median("deterministic"), without.median("without"))
+    return found | {"deterministic_cost": ratio}
 
 
 def smollm2() -> Path:

@@ -4,6 +4,7 @@ Threads: one, or all cores of the process up to two (a benchmark of two cores; o
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from engine_parts.work import BatchSizes, EpisodeSizes
@@ -15,7 +16,8 @@ ROUNDS = int(os.environ.get("ROUNDS", "2"))
 """Rounds of each setting that count."""
 
 EPISODES = EpisodeSizes(episodes=int(os.environ.get("EPISODES", "32")))
-PREFILL = EpisodeSizes(episodes=min(8, EPISODES.episodes), sampled=1)
+FEW = replace(EPISODES, episodes=min(8, EPISODES.episodes))
+PREFILL = replace(FEW, sampled=1)
 BATCHES = {
     "smollm2": BatchSizes(prompts=EPISODES.episodes, shortest=16, longest=256, sampled=32),
     "tiny": BatchSizes(prompts=2 * EPISODES.episodes, shortest=32, longest=256, sampled=48),
@@ -55,12 +57,12 @@ def vllm() -> dict[str, Settings]:
     every, most = ",".join(map(str, CORES)), str(max(EPISODES.episodes, 2))
     space = {"VLLM_CPU_KVCACHE_SPACE": "4"}
     found = {
-        "compiled, all cores": {
-            "options": ["--max-num-seqs", most],
-            "environment": {**space, "VLLM_CPU_OMP_THREADS_BIND": every},
-        },
         "eager, all cores": {
             "options": ["--max-num-seqs", most, "--enforce-eager"],
+            "environment": {**space, "VLLM_CPU_OMP_THREADS_BIND": every},
+        },
+        "compiled, all cores": {
+            "options": ["--max-num-seqs", most],
             "environment": {**space, "VLLM_CPU_OMP_THREADS_BIND": every},
         },
         "eager, not bound, batches of 2048": {
