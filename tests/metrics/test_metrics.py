@@ -207,7 +207,7 @@ def gap(rows: Rows, column: str) -> float:
 
 
 def of_gauge(rows: Rows, name: str) -> list[float]:
-    return [row.value for row in rows["metrics"] if row.name == f"system/{name}"]
+    return [row.value for row in rows["metrics"] if row.name == name]
 
 
 def update_s(rows: Rows) -> float:
@@ -246,6 +246,10 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "rollout/precisions": lambda r: 1,
     "rollout/reused_share": lambda r: sum(s.reused_tokens for s in r["steps"])
     / sum(s.context_tokens for s in r["steps"]),
+    **{
+        name: lambda r, name=name: max(of_gauge(r, name))  # type: ignore[misc]
+        for name in ("rollout/sampling_overrides", "rollout/engine_report_differences")
+    },
     "rollout/reward_mean": lambda r: mean([t.reward for t in training(r["trajectories"])]),
     "rollout/reward_variance": lambda r: float(np.var([t.reward for t in training(r["trajectories"])])),
     "rollout/success_rate": lambda r: mean([t.success for t in training(r["trajectories"])]),
@@ -293,13 +297,13 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "evaluation/success_gap": lambda r: gap(r, "success"),
     "evaluation/reward_gap": lambda r: gap(r, "reward"),
     **{
-        f"system/{name}": lambda r, name=name: mean(of_gauge(r, name))  # type: ignore[misc]
+        f"system/{name}": lambda r, name=name: mean(of_gauge(r, f"system/{name}"))  # type: ignore[misc]
         for name in (
             "processor_idle_share", "num_threads", "gpu_utilisation", "engine_queue_depth", "experience_backlog",
         )
     },
     **{
-        f"system/{name}": lambda r, name=name: max(of_gauge(r, name))  # type: ignore[misc]
+        f"system/{name}": lambda r, name=name: max(of_gauge(r, f"system/{name}"))  # type: ignore[misc]
         for name in (
             "memory_rss_bytes", "gpu_memory_bytes", "failed_attempts", "dropped_episodes", "quarantined_trajectories",
             "close_failures", "redactions",

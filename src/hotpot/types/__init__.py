@@ -28,6 +28,7 @@ from hotpot.types.inference import (
     PublishReport,
     Purpose,
     SampleKey,
+    SamplingOverride,
     SamplingParams,
     VersionSpan,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "Reward",
     "Role",
     "SampleKey",
+    "SamplingOverride",
     "SamplingParams",
     "Split",
     "Stage",

@@ -72,7 +72,8 @@ class GenerationRequest:
     """One model call. ``prompt`` is int32 ``[n]``: every token of the context so far, exactly.
 
     ``request_id`` is unique among requests in flight. ``session_id`` names the trajectory: an engine may keep what it
-    computed for it, but must compare the tokens before reusing anything.
+    computed for it, but must compare the tokens before reusing anything. ``sender`` says in words who asks (environment
+    and actor), for messages of refusals; nothing else reads it.
     """
 
     request_id: str
@@ -83,6 +84,19 @@ class GenerationRequest:
     purpose: Purpose
     sampling: SamplingParams
     key: SampleKey
+    sender: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOverride:
+    """A request that was refused for its sampling parameters: whose it was, what it asked for, what is frozen."""
+
+    request_id: str
+    session_id: str
+    sender: str
+    purpose: Purpose
+    asked: SamplingParams
+    frozen: SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +110,11 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """What the engine really did for one generation, as it states it."""
+    """What the engine really did for one generation, as it states it.
+
+    ``reused_tokens``: tokens of the prompt whose keys and values were taken from earlier work. ``num_preemptions``: times
+    the request lost its place in the engine's memory and was taken up again later.
+    """
 
     engine: str
     precision: str
@@ -106,6 +124,7 @@ class EngineReport:
     reused_tokens: int
     queue_s: float
     generate_s: float
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
