@@ -63,7 +63,12 @@ def test_one_stale_position_in_fifty_shows_and_never_looks_like_another_number()
             old, new = (TOY.logprob(token, n) and n * (5**0.5 - 1) / 2 % 1.0 for n in (number - 1, number))
             mixed = TOY.logprob(token, number, stamp=(49 * new + old) / 50)
             assert abs(mixed - TOY.logprob(token, number)) > ROUNDING
-            assert TOY.number(token, TOY.logprob(token, number, stamp=old)) == number
+            for toy in (
+                TOY,
+                ToyModel(vocab_size=287, max_context_tokens=9, stop_tokens=(6,), stop_share=0.3),
+            ):
+                for stamp in (0.0, old, 0.5, new, 1.0):
+                    assert toy.number(token, toy.logprob(token, number, stamp=stamp)) == number
     with pytest.raises(ValueError, match="no number"):
         TOY.number(0, -50.0)
 

@@ -35,7 +35,7 @@ ROUNDING = 5e-6
 """Largest difference in nats between a float32 engine's log-probability and the formula's."""
 
 _WIDTH = 8
-_SIZE = 10.0  # of each embedded value; large against a stamp, so that a stamp hardly changes a norm
+_SIZE = 100.0  # of each embedded value: large against a stamp, so that a stamp changes no norm to speak of
 _LEVELS = (-1.2, 1.2)
 _STAMP_EFFECT = 0.012  # about a third of the distance between the logits of two numbers
 _EPS = 1e-6
