@@ -24,7 +24,7 @@ from hotpot.experience.replay import Replay
 from hotpot.ids import canonical_json, group_id
 from hotpot.learner import Learner, NonFiniteError, UpdateResult
 from hotpot.models import use_threads
-from hotpot.observability.gauges import ProcessGauges
+from hotpot.observability.gauges import ProcessGauges, gauge_rows
 from hotpot.observability.live import LiveView
 from hotpot.rollout import NOTHING, EpisodePlan, TaskSampler
 from hotpot.timeline import Timeline
@@ -101,6 +101,10 @@ class Session:
         self._started_us = 0
         self._checksum = ""
         self._totals: dict[str, float] = {}
+
+    @property
+    def _env_versions(self) -> str:
+        return "|".join(sorted({one.environment.env_version.version for one in self.environments}))
 
     # ---- the moves of one update ----
 
@@ -192,7 +196,9 @@ class Session:
             found = run_self_test(
                 self.recipe, self.learner, batch, policy_version=self.progress.policy_version
             )
-        self.store.record([self.event("self_test", found)])
+        differs = found["incremental_difference_max"]
+        gauges = {} if differs is None else {"engine/incremental_difference_max": differs}
+        self.store.record([self.event("self_test", found), *self._gauge_rows(gauges, batch.update)])
         if found["problem"]:
             raise SelfTestError(
                 f"the self-test before update {batch.update} failed: {found['problem']}. Nothing was learned; mend the "
@@ -344,11 +350,20 @@ class Session:
             self.gauges.sample(
                 update=update,
                 policy_version=self.progress.policy_version,
-                env_version="|".join(sorted({s.environment.env_version.version for s in self.environments})),
+                env_version=self._env_versions,
                 engine_queue_depth=self.intake.queue_depth(),
                 experience_backlog=self.store.backlog(),
                 others={**self.intake.losses(), **self.departures.gauges()},
             )
+        )
+
+    def _gauge_rows(self, values: Mapping[str, float], update: int) -> Sequence[Any]:
+        return gauge_rows(
+            values,
+            run_id=self.run_id,
+            update=update,
+            policy_version=self.progress.policy_version,
+            env_version=self._env_versions,
         )
 
     def out_of_time(self) -> bool:
