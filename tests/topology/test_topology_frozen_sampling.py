@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hotpot.engine import RequestGate
+from hotpot.engine.replicas import ReplicaGroup
 from hotpot.errors import EnvironmentFailure, SamplingOverrideError
 from hotpot.experience import RunReader, open_run
 from hotpot.testing.coin import CoinEnvironment
@@ -29,19 +30,28 @@ from steps group by all order by steps desc"""
 """The plain query of docs/logprobs.md."""
 
 
+def make_greedy(recipe: Any, policy: Any, sampling: Any, version: int) -> DefaultingEngine:
+    """Return an engine that samples training greedily, whatever it is asked."""
+    training = {Purpose.TRAINING: sampling[Purpose.TRAINING]}
+    inner = make_engine(recipe, policy, {**sampling, **greedy_by_default(training)}, version)
+    limit = recipe.rollout.max_context_tokens
+    gate = RequestGate(sampling, vocab_size=policy.config.vocab_size, max_context_tokens=limit)
+    return DefaultingEngine(inner, gate)
+
+
 @pytest.fixture
 def greedy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the run's engine sample training greedily, whatever it is asked."""
+    """Let the run's engine be one of those."""
+    monkeypatch.setattr(wiring, "make_engine", make_greedy)
 
-    def make(recipe: Any, policy: Any, sampling: Any, version: int) -> DefaultingEngine:
-        training = {Purpose.TRAINING: sampling[Purpose.TRAINING]}
-        inner = make_engine(recipe, policy, {**sampling, **greedy_by_default(training)}, version)
-        gate = RequestGate(
-            sampling,
-            vocab_size=policy.config.vocab_size,
-            max_context_tokens=recipe.rollout.max_context_tokens,
-        )
-        return DefaultingEngine(inner, gate)
+
+@pytest.fixture
+def one_greedy_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the second of the run's two replicas be one of those."""
+
+    def make(recipe: Any, policy: Any, sampling: Any, version: int) -> ReplicaGroup:
+        given = (recipe, policy, sampling, version)
+        return ReplicaGroup([make_engine(*given), make_greedy(*given)], policy.state_dict())
 
     monkeypatch.setattr(wiring, "make_engine", make)
 
@@ -85,6 +95,27 @@ def test_with_the_guard_off_the_record_shows_it(recipe) -> None:
     assert {row["temperature"] for row in used if row["purpose"] == "evaluation"} == {1.0}
     assert gauge(folder, "rollout/engine_report_differences") == training[0]["steps"] > 0
     assert sum(one["count"] for one in events(folder, "engine_report_differs")) == training[0]["steps"]
+
+
+@pytest.mark.usefixtures("one_greedy_replica")
+def test_one_replica_of_two_is_refused_by_number_and_nothing_it_sampled_is_learned(recipe) -> None:
+    folder = train(recipe(*SHORT, "rollout.max_attempts=8"))
+    assert {one["report"] for one in events(folder, "engine_report_differs")} == {
+        "engine 'embedded, replica 1' reports temperature 0.0 (frozen: 1.0)"
+    }
+    used = open_run(folder).sql(USED).to_pylist()
+    assert {row["temperature"] for row in used if row["purpose"] == "training"} == {1.0}
+    assert RunReader.open(folder).table("updates").num_rows == 1
+
+
+@pytest.mark.usefixtures("one_greedy_replica")
+def test_with_the_guard_off_the_record_says_which_replica(recipe) -> None:
+    folder = train(recipe(*SHORT, "rollout.engine_report_differs=record", "learner.learning_rate=0"))
+    used = open_run(folder).sql(USED).to_pylist()
+    assert {(row["engine"], row["temperature"]) for row in used if row["purpose"] == "training"} == {
+        ("embedded", 1.0),
+        ("embedded, replica 1", 0.0),
+    }
 
 
 def test_an_environment_that_asks_the_engine_is_named_in_events_and_metrics(recipe, monkeypatch) -> None:

@@ -36,8 +36,8 @@ class RequestGate:
         self.sampling = {purpose: replace(params) for purpose, params in sampling.items()}
         self.overrides: Counter[Purpose] = Counter()
         self._refused: deque[SamplingOverride] = deque(maxlen=NUM_KEPT)
-        self._vocab_size = vocab_size
-        self._max_context = max_context_tokens
+        self.vocab_size = vocab_size
+        self.max_context_tokens = max_context_tokens
 
     def check(self, request: GenerationRequest) -> None:
         """Raise :class:`SamplingOverrideError` or :class:`EngineError` where ``request`` cannot be served as asked."""
@@ -48,10 +48,10 @@ class RequestGate:
             raise EngineError(
                 f"{name}: max_tokens is {request.max_tokens}; it must be at least 1: ask for a token or do not ask"
             )
-        unknown = [token for token in request.stop_tokens if not 0 <= token < self._vocab_size]
+        unknown = [token for token in request.stop_tokens if not 0 <= token < self.vocab_size]
         if unknown:
             raise EngineError(
-                f"{name}: stop token {unknown[0]} is outside the vocabulary of {self._vocab_size}; "
+                f"{name}: stop token {unknown[0]} is outside the vocabulary of {self.vocab_size}; "
                 "use the tokenizer that belongs to the model"
             )
         try:
@@ -98,14 +98,14 @@ class RequestGate:
             )
         if prompt.size == 0:
             raise EngineError(f"{name}: the prompt is empty; give at least one token")
-        if prompt.size >= self._max_context:
+        if prompt.size >= self.max_context_tokens:
             raise EngineError(
-                f"{name}: the prompt has {prompt.size} tokens and the context holds {self._max_context}, which leaves "
+                f"{name}: the prompt has {prompt.size} tokens and the context holds {self.max_context_tokens}, which leaves "
                 "no room to sample one; end the episode, or raise rollout.max_context_tokens"
             )
         low, high = int(prompt.min()), int(prompt.max())
-        if low < 0 or high >= self._vocab_size:
+        if low < 0 or high >= self.vocab_size:
             raise EngineError(
-                f"{name}: token {low if low < 0 else high} is outside the vocabulary of {self._vocab_size}; "
+                f"{name}: token {low if low < 0 else high} is outside the vocabulary of {self.vocab_size}; "
                 "use the tokenizer that belongs to the model"
             )

@@ -53,14 +53,9 @@ def difference(report: EngineReport, asked: SamplingParams, info: EngineInfo | N
     if info is not None:
         values.append(("precision", report.precision, info.precision, "the engine's own"))
         values.append(
-            ("device", device_kind(report.device), device_kind(info.device), "the engine's own"),
+            ("device", report.device_kind, info.device_kind, "the engine's own"),
         )
     found = [
         f"{name} {used!r} ({whose}: {wanted!r})" for name, used, wanted, whose in values if used != wanted
     ]
     return f"engine {report.engine!r} reports {', '.join(found)}" if found else ""
-
-
-def device_kind(device: str) -> str:
-    """Return the kind of a device without its number: ``cuda`` of ``cuda:1``."""
-    return device.partition(":")[0]

@@ -126,6 +126,11 @@ class EngineReport:
     generate_s: float
     num_preemptions: int = 0
 
+    @property
+    def device_kind(self) -> str:
+        """The device without its number: ``cuda`` of ``cuda:1``."""
+        return self.device.partition(":")[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Generation:
@@ -167,3 +172,8 @@ class EngineInfo:
     checksum: str
     max_context_tokens: int
     max_concurrency: int
+
+    @property
+    def device_kind(self) -> str:
+        """The device without its number: ``cuda`` of ``cuda:1``."""
+        return self.device.partition(":")[0]
