@@ -58,7 +58,7 @@ def make_rows() -> Rows:
                         for step in first.steps
                     ),
                 )
-            env_version = "env@2+b" if issue > 6 else "env@1+a"
+            env_version = "env@2+b" if issue > 6 else "other@1+a" if issue in {3, 5} else "env@1+a"
             row = dataclasses.replace(
                 made.row, env_version=env_version, tool_errors=int(random.integers(0, 2)),
                 end_reason=("max_context" if issue == 8 else "max_steps") if random.random() < 0.3 else "answered",
@@ -67,7 +67,8 @@ def make_rows() -> Rows:
             steps += [
                 dataclasses.replace(
                     step, env_version=env_version, generate_s=float(random.random()), queue_s=float(random.random()),
-                    environment_s=float(random.random()), temperature=0.0 if issue == 9 and step.step == 0 else 1.0,
+                    environment_s=float(random.random()), reused_tokens=int(random.integers(0, step.context_tokens + 1)),
+                    temperature=0.0 if issue == 9 and step.step == 0 else 1.0,
                     num_preemptions=int(random.integers(0, 3)),
                     **_change(issue, sample, step.step),
                 )
@@ -217,8 +218,12 @@ def gap(rows: Rows, column: str) -> float:
     return mean([getattr(row, column) for row in training(found)]) - mean(held_out)
 
 
+def hit_share(found: Sequence[StepRow]) -> float:
+    return sum(s.reused_tokens for s in found) / sum(s.context_tokens for s in found)
+
+
 def of_gauge(rows: Rows, name: str) -> list[float]:
-    return [row.value for row in rows["metrics"] if row.name == f"system/{name}"]
+    return [row.value for row in rows["metrics"] if row.name == name]
 
 
 def update_s(rows: Rows) -> float:
@@ -284,6 +289,16 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "rollout/precisions": lambda r: 1,
     "rollout/reused_share": lambda r: sum(s.reused_tokens for s in r["steps"])
     / sum(s.context_tokens for s in r["steps"]),
+    **{
+        name: lambda r, name=name: max(of_gauge(r, name))  # type: ignore[misc]
+        for name in (
+            "rollout/sampling_overrides", "rollout/engine_report_differences", "engine/preemptions",
+            "engine/incremental_difference_max",
+        )
+    },
+    "engine/prefix_hit_share": lambda r: hit_share(r["steps"]),
+    "engine/prefill_tokens": lambda r: sum(s.context_tokens - s.reused_tokens for s in r["steps"]),
+    "engine/prefill_tokens_per_step": lambda r: mean([s.context_tokens - s.reused_tokens for s in r["steps"]]),
     "rollout/reward_mean": lambda r: mean([t.reward for t in training(r["trajectories"])]),
     "rollout/reward_variance": lambda r: float(np.var([t.reward for t in training(r["trajectories"])])),
     "rollout/success_rate": lambda r: mean([t.success for t in training(r["trajectories"])]),
@@ -338,13 +353,13 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "evaluation/success_gap": lambda r: gap(r, "success"),
     "evaluation/reward_gap": lambda r: gap(r, "reward"),
     **{
-        f"system/{name}": lambda r, name=name: mean(of_gauge(r, name))  # type: ignore[misc]
+        f"system/{name}": lambda r, name=name: mean(of_gauge(r, f"system/{name}"))  # type: ignore[misc]
         for name in (
             "processor_idle_share", "num_threads", "gpu_utilisation", "engine_queue_depth", "experience_backlog",
         )
     },
     **{
-        f"system/{name}": lambda r, name=name: max(of_gauge(r, name))  # type: ignore[misc]
+        f"system/{name}": lambda r, name=name: max(of_gauge(r, f"system/{name}"))  # type: ignore[misc]
         for name in (
             "memory_rss_bytes", "gpu_memory_bytes", "failed_attempts", "dropped_episodes", "quarantined_trajectories",
             "close_failures", "redactions",
@@ -400,6 +415,19 @@ def test_refusals_are_told_by_producer_reason_and_version(database: duckdb.DuckD
     ]  # fmt: skip
     versions = database.execute(sql(metric("gate/refused_records"), by=["env_version", "policy_version"]))
     assert versions.fetchall() == [("3", -1, 1), ("env@1+a", 1, 6)]
+
+
+def test_prefix_hits_are_told_by_environment_and_step(
+    rows: Rows, database: duckdb.DuckDBPyConnection
+) -> None:
+    found = database.execute(sql(metric("engine/prefix_hit_share"), by=["env", "step"])).fetchall()
+    assert [(env, step) for env, step, _ in found] == [
+        ("env", 0), ("env", 1), ("env", 2), ("other", 0), ("other", 1), ("other", 2)
+    ]  # fmt: skip
+    for env, step, value in found:
+        chosen = [s for s in rows["steps"] if s.env_version.split("@")[0] == env and s.step == step]
+        assert value == pytest.approx(hit_share(chosen))
+    assert len({round(value, 6) for _, _, value in found}) == 6
 
 
 def test_two_cuts_at_once(rows: Rows, database: duckdb.DuckDBPyConnection) -> None:

@@ -7,7 +7,7 @@ what was left out · ``boundary`` what
 crosses it to an environment's code · ``recorder`` rows of steps · ``context`` the tokens on record · ``loop`` one
 episode · ``tasks`` which tasks are run, with ``mix`` of which environment, ``pools`` of which difficulty, ``draws`` by
 which chance · ``seeds`` with which chances · ``attempts`` tries, for the ledger ·
-``collector`` many episodes over an engine
+``engine_report`` whether the engine did as it was asked · ``collector`` many episodes over an engine
 """
 
 from hotpot.rollout.attempts import STOPPED, AttemptLog, RolloutCounts

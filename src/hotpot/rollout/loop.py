@@ -31,6 +31,7 @@ from hotpot.rollout import boundary
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.context import Context
 from hotpot.rollout.dialect import Dialect
+from hotpot.rollout.engine_report import ReportCheck
 from hotpot.rollout.prompt import Output
 from hotpot.rollout.recorder import Provenance, Recorder, StepTimes, own
 from hotpot.rollout.seeds import environment_seed, sampling_seed
@@ -60,6 +61,7 @@ class EpisodeRules:
 
     ``max_context_tokens`` is the smaller of the recipe's and the engine's. ``redact`` maps text of an environment to
     text without secrets and the number of those it removed. ``timeline`` gets a span ``tools`` for each step taken.
+    ``reports`` compares what the engine says it did with what was asked.
     """
 
     purpose: Purpose
@@ -70,6 +72,7 @@ class EpisodeRules:
     system_prompt: str
     redact: Callable[[str], tuple[str, int]]
     timeline: Timeline = field(default_factory=Timeline)
+    reports: ReportCheck = field(default_factory=ReportCheck)
 
 
 class Episode:
@@ -165,6 +168,7 @@ class Episode:
                 sample=self.plan.sample,
                 step=step,
             ),
+            sender=f"environment {self._provenance.env_version}, actor {self._provenance.actor_id}",
         )
         return self._request
 
@@ -172,7 +176,8 @@ class Episode:
         """Take the engine's answer: act in the environment, record the step, go on or end.
 
         ``waited_s`` seconds the engine worked while the request was out. Raises :class:`EngineError` where the
-        generation is not an answer to that request, or the request's prompt is no longer what is on record.
+        generation is not an answer to that request, or the request's prompt is no longer what is on record, and
+        :class:`EngineReportError` where the engine reports that it sampled otherwise and the recipe refuses that.
         """
         request, sent, windows = self._request, self._next, self._windows
         if request is None or sent is None or windows is None or self._environment is None:
@@ -184,6 +189,7 @@ class Episode:
         noted = windows.asked
         output = self._dialect.parse_note(tokens) if noted else self._dialect.parse(tokens, self._tools)
         _check_generation(generation, request, output)
+        self._rules.reports.check(generation, request)
         self._context.prove(request.prompt)
         before_s = self._clock.now_s()
         result = None

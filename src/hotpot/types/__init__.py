@@ -29,6 +29,7 @@ from hotpot.types.inference import (
     PublishReport,
     Purpose,
     SampleKey,
+    SamplingOverride,
     SamplingParams,
     VersionSpan,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "Reward",
     "Role",
     "SampleKey",
+    "SamplingOverride",
     "SamplingParams",
     "Split",
     "Stage",

@@ -37,6 +37,10 @@ class RolloutSection(Section):
     and is not learned from. Not applied in deterministic mode."""
     max_attempts: PositiveInt = 3
     """Tries at an episode whose environment fails, each in a fresh environment; then it is dropped and counted."""
+    engine_report_differs: Literal["refuse", "record"] = "refuse"
+    """Where an engine reports other sampling parameters than the frozen ones, or another precision or device than it says
+    it has: ``refuse`` fails the attempt (and tries again) before its answer reaches the environment; ``record`` goes on.
+    It is counted in both, and table steps has what was reported."""
     refill: Literal["none", "until_signal"] = "none"
     """``until_signal``: further tasks are run for groups whose rewards are all (almost) the same, within the update,
     until tasks_per_batch groups have signal (dynamic sampling as in DAPO, arXiv:2503.14476). The others are stored and
