@@ -163,6 +163,18 @@ def test_an_episode_may_run_out_of_time_while_it_writes_a_note() -> None:
     assert episode.trajectory().row.end_reason == "max_seconds"
 
 
+def test_a_thought_before_the_note_is_not_handed_over() -> None:
+    dialect = ALL["thoughtful"]
+    encode = dialect.tokenizer.encode_template
+    for text, handed_over in {
+        "<think>hm</think>\n\nso far": "so far", " so far": " so far", "<think>hm</think>\n\n": "", "<think>hm": "",
+    }.items():  # fmt: skip
+        output = dialect.parse_note(np.append(encode(text), dialect.end_token).astype(np.int32))
+        parts = [output.tokens[slice(*part)] for part in output.body if not isinstance(part, str)]
+        assert "".join(map(dialect.tokenizer.decode, parts)) == handed_over
+        assert output.spans == ((Stage.HANDOVER, len(output.tokens)),)
+
+
 @pytest.mark.parametrize("policy", ["truncate", "segment"])
 def test_a_newest_exchange_that_fits_in_no_window_ends_the_episode(policy: str) -> None:
     outputs, results = [echo("a"), echo("b")], [reply("A"), reply("B" * 300)]
