@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotpot.config.sections import EngineSection
+from hotpot.engine.embedded.exact import with_exact_logprobs
 from hotpot.engine.embedded.passes import make_passes
 from hotpot.engine.embedded.rows import Flight, RowTable
 from hotpot.engine.embedded.sampler import sample
@@ -59,6 +60,8 @@ class EmbeddedEngine:
     max_context_tokens: prompt and sampled tokens of one request together; at most what the model is built for.
     sampling: frozen parameters of each purpose the engine serves.
     policy_version: version of ``weights``.
+    exact: compute so that a request's bits hang on nothing but its own tokens and the weights, and are a learner's
+        (:mod:`hotpot.models.exact`); one thread.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class EmbeddedEngine:
         max_context_tokens: int,
         sampling: Mapping[Purpose, SamplingParams],
         policy_version: int = 0,
+        exact: bool = False,
     ) -> None:
         config = model.config if isinstance(model, Policy) else model
         if max_context_tokens > config.max_context_tokens:
@@ -81,9 +85,14 @@ class EmbeddedEngine:
         self._params = list(dict.fromkeys(sampling.values()))
         self._settings = settings
         self._max_context = max_context_tokens
+        self._exact = exact
         slots = settings.max_concurrency
         self._passes = make_passes(
-            model, num_slots=slots, max_context_tokens=max_context_tokens, budget=settings.prefill_tokens
+            model,
+            num_slots=slots,
+            max_context_tokens=max_context_tokens,
+            budget=settings.prefill_tokens,
+            exact=exact,
         )
         self._checksum = self._passes.load(weights)
         self._passes.flip()
@@ -245,7 +254,10 @@ class EmbeddedEngine:
     def _sample(self, slots: NDArray[np.int64], logits: NDArray[np.float32]) -> list[Generation]:
         rows = self._rows
         seen = None if rows.seen is None else rows.seen[slots]
-        drawn = sample(logits, self._groups(slots), rows.next_uniforms(slots), seen)
+        groups = self._groups(slots)
+        drawn = sample(logits, groups, rows.next_uniforms(slots), seen)
+        if self._exact:
+            drawn = with_exact_logprobs(drawn, torch.from_numpy(logits), groups)
         sound = np.isfinite(drawn.model_logprobs)
         if not sound.all():
             # The others sample from the same logits in the next step: leave their last token to compute again.

@@ -17,6 +17,7 @@ from hotpot.errors import LearnerError
 from hotpot.learner.batches.passes import MicroBatch
 from hotpot.learner.losses.policy_loss import entropy
 from hotpot.models import Policy
+from hotpot.models.exact import log_distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,14 +98,13 @@ def score(
     hidden = hidden_states(decoder, micro)
     logits = decoder.logits(hidden)
     targets = torch.from_numpy(micro.targets)[:, None]
-    scaled = logits if temperature == 1.0 else logits / temperature
-    distribution = scaled.log_softmax(dim=-1)
+    distribution = log_distribution(logits, temperature)
     logprobs = distribution.gather(-1, targets)[:, 0]
     with torch.no_grad():
         if temperature == 1.0:
             model_logprobs = logprobs.detach()
         else:
-            model_logprobs = logits.log_softmax(dim=-1).gather(-1, targets)[:, 0]
+            model_logprobs = log_distribution(logits, 1.0).gather(-1, targets)[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         spread_over = entropy(distribution) if spread else torch.zeros_like(model_logprobs)
     return TokenScores(hidden=hidden, logprobs=logprobs, model_logprobs=model_logprobs, entropy=spread_over)
