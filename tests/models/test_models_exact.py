@@ -1,5 +1,6 @@
 """The exact arithmetic: a token's bits hang on its own sequence only, and are the decoder's mathematics."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -83,7 +84,7 @@ def test_kept_keys_are_as_good_as_computed_ones(whole, cuts: list[int]) -> None:
     decoder, tokens, hidden, _ = whole
     cache = KeyValueCache(decoder.config, 2, CONTEXT)
     edges = [0, *sorted(cuts), CONTEXT]
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in itertools.pairwise(edges):
         at = torch.arange(start, stop).expand(2, -1)
         found = decoder(
             tokens[:2, start:stop],
@@ -101,7 +102,9 @@ def test_gradients_are_the_decoders(whole) -> None:
     for exact, again in ((False, False), (True, False), (True, True)):
         twin = decoder.duplicate().requires_grad_(requires_grad=True)
         twin.exact, twin.gradient_checkpointing = exact, again
-        twin.logits(twin(tokens[:, :150], positions(tokens[:, :150]))).log_softmax(-1)[..., 7].mean().backward()
+        twin.logits(twin(tokens[:, :150], positions(tokens[:, :150]))).log_softmax(-1)[
+            ..., 7
+        ].mean().backward()
         found.append(torch.cat([parameter.grad.flatten() for parameter in twin.parameters()]))
     assert torch.allclose(found[0], found[1], atol=1e-5 * float(found[0].abs().max()))
     assert torch.equal(found[1], found[2])
