@@ -160,7 +160,10 @@ def test_without_it_they_agree_up_to_rounding_only(sampled) -> None:
     assert 0 < result.agreement.maximum < 1e-3
 
 
-@pytest.mark.parametrize("settings", [{"packing": "packed"}, {"lora_rank": 2}, {"precision": "bfloat16", "old_logprobs": "recomputed"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"packing": "packed"}, {"lora_rank": 2}, {"precision": "bfloat16", "old_logprobs": "recomputed"}],
+)
 def test_where_it_cannot_be_it_is_not_promised(sampled, settings: dict[str, Any]) -> None:
     decoder, sequences = sampled
     learner = make_learner(decoder, **settings)

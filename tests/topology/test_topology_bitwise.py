@@ -12,7 +12,9 @@ def test_sampler_and_learner_differ_by_exactly_0_in_every_update(run) -> None:
         'order by "update"'
     ).to_pylist()
     assert len(rows) == 3
-    assert [(row["logprob_difference_max"], row["logprob_difference_mean"]) for row in rows] == [(0.0, 0.0)] * 3
+    assert [(row["logprob_difference_max"], row["logprob_difference_mean"]) for row in rows] == [
+        (0.0, 0.0)
+    ] * 3
     assert all(row["cpu_capability"].endswith(", exact") for row in rows)
     told = reader.sql("select detail from events where kind = 'self_test'")["detail"].to_pylist()
     assert [json.loads(one)["tolerance"] for one in told] == [0.0]
