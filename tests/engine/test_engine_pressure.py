@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_engine_embedded import (
     CONTEXT,
+    SAMPLING,
     drain,
     make_decoder,
     make_engine,
@@ -19,6 +20,7 @@ from test_engine_embedded import (
     weights_of,
 )
 
+from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.engine.embedded.blocks import BLOCK_TOKENS
 from hotpot.engine.embedded.store import block_bytes
@@ -60,6 +62,38 @@ def test_preempted_requests_go_on_with_identical_output() -> None:
         assert answer.tokens.tolist() == wanted.tokens.tolist()
         np.testing.assert_allclose(answer.model_logprobs, wanted.model_logprobs, atol=1e-5)
     assert engine.usage.read_blocks == 0
+
+
+def test_in_deterministic_mode_no_bit_hangs_on_memory_or_company() -> None:
+    """Roomy, tight (preempted and recomputed) and one by one: the same bytes."""
+    decoder = make_decoder()
+    shared = np.arange(45, dtype=np.int32)
+    asked = [
+        request(n, np.concatenate([shared, c]), max_tokens=150)
+        for n, c in enumerate(prompts(5, low=10, high=60))
+    ]
+
+    def make(blocks: int) -> EmbeddedEngine:
+        return EmbeddedEngine(
+            decoder.config,
+            weights_of(decoder),
+            settings=EngineSection(
+                max_concurrency=8, kv_cache_bytes=budget(decoder, blocks), prefill_tokens=50
+            ),
+            max_context_tokens=CONTEXT,
+            sampling=SAMPLING,
+            exact=True,
+        )
+
+    expected = run(make(200), *asked)
+    tight = run(make(LONGEST + 2), *asked)
+    assert sum(answer.report.num_preemptions for answer in tight) > 1
+    alone = [run(make(200), each)[0] for each in asked]
+    for wanted, *others in zip(expected, tight, alone, strict=True):
+        for other in others:
+            assert other.tokens.tolist() == wanted.tokens.tolist()
+            assert other.model_logprobs.tobytes() == wanted.model_logprobs.tobytes()
+            assert other.behaviour_logprobs.tobytes() == wanted.behaviour_logprobs.tobytes()
 
 
 @pytest.mark.slow

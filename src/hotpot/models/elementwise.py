@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
+from hotpot.models.rotary import rotate as plain_rotate
+
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines of the angles, float32 ``[B, 1, T, head_dim]``, both halves of the last axis alike."""
 
@@ -41,8 +43,7 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     if x.dtype == torch.float32:
         out: Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
         return out
-    first, second = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    return plain_rotate(x, rotary)
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -226,6 +226,7 @@ def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
         temperature=recipe.sampling.training.temperature or 1.0,
         reference=made.reference,
         markup=template_markup(made.tokenizer, made.dialect),
+        exact=recipe.run.deterministic,
     )
     if history.source is not None:
         learner.load(history.source)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded.blocks import BLOCK_TOKENS
+from hotpot.engine.embedded.exact import with_exact_logprobs
 from hotpot.engine.embedded.memory import ContextMemory, Placement, num_blocks_of
 from hotpot.engine.embedded.passes import make_passes
 from hotpot.engine.embedded.rows import Flight, RowTable
@@ -81,8 +82,10 @@ class EmbeddedEngine:
     max_context_tokens: prompt and sampled tokens of one request together; at most what the model is built for.
     sampling: frozen parameters of each purpose the engine serves.
     policy_version: version of ``weights``.
+    exact: compute so that a request's bits hang on nothing but its own tokens and the weights, and are a learner's
+        (:mod:`hotpot.models.exact`); one thread.
     forgetful: whoever begins in an idle engine finds nothing of what ran before, so that the same sequence of calls gives the
-        same bits whatever came earlier.
+        same bits whatever came earlier; ``exact`` needs no such thing.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class EmbeddedEngine:
         sampling: Mapping[Purpose, SamplingParams],
         policy_version: int = 0,
         forgetful: bool = False,
+        exact: bool = False,
     ) -> None:
         config = model.config if isinstance(model, Policy) else model
         if max_context_tokens > config.max_context_tokens:
@@ -107,8 +111,9 @@ class EmbeddedEngine:
         self._params = list(dict.fromkeys(sampling.values()))
         self._settings = settings
         self._max_context = max_context_tokens
+        self._exact = exact
         self._passes = make_passes(
-            model, max_context_tokens=max_context_tokens, budget=settings.prefill_tokens
+            model, max_context_tokens=max_context_tokens, budget=settings.prefill_tokens, exact=exact
         )
         self._checksum = self._passes.load(weights)
         self._passes.flip()
@@ -346,8 +351,11 @@ class EmbeddedEngine:
     def _sample(self, which: NDArray[np.int64], logits: NDArray[np.float32]) -> list[Generation]:
         rows = self._rows
         seen = None if rows.seen is None else rows.seen[which]
+        groups = self._groups(which)
         with self.clock.span("sample"):
-            drawn = sample(logits, self._groups(which), rows.next_uniforms(which), seen)
+            drawn = sample(logits, groups, rows.next_uniforms(which), seen)
+            if self._exact:
+                drawn = with_exact_logprobs(drawn, torch.from_numpy(logits), groups)
         sound = np.isfinite(drawn.model_logprobs)
         if not sound.all():
             # The others sample from the same logits in the next step: leave their last token to compute again.

@@ -1,9 +1,10 @@
 """Who computes an engine's passes: the packed decoder of this package, or any policy's own module.
 
-Owns both behind one interface. Each has two copies of the weights, one that serves and one that is filled, and the keys and
-values of earlier tokens, in blocks. Knows no requests beyond the arrays of their rows.
+Owns all of them behind one interface. Each has two copies of the weights, one that serves and one that is filled, and the keys
+and values of earlier tokens, in blocks. Knows no requests beyond the arrays of their rows.
 
 ``PackedPasses``   packed weights and attention of our own (:mod:`.forward`)
+``ExactPasses``    the decoder in the exact arithmetic, slower: for deterministic mode (:mod:`.exact`)
 ``ModulePasses``   a policy's module. Where it takes a cache, its keys and values lie in the same blocks, and a pass is two calls:
                    the tokens of generating requests, and the pieces of prompts, padded. Where it does not (a sliding
                    window, a recurrent layer, linear biases) nothing is remembered: whole contexts are computed again for
@@ -22,12 +23,15 @@ from torch import Tensor
 
 from hotpot.engine.embedded.attention import StreamAttention
 from hotpot.engine.embedded.blocks import BLOCK_TOKENS
+from hotpot.engine.embedded.exact_passes import ExactPasses
 from hotpot.engine.embedded.forward import forward, rotary_table
 from hotpot.engine.embedded.rows import RowTable
 from hotpot.engine.embedded.store import BlockStore, Shape
 from hotpot.engine.embedded.stream import Stream
 from hotpot.engine.embedded.weights import PackedWeights, load
+from hotpot.errors import EngineError
 from hotpot.models import DecoderConfig, Policy, PolicyConfig, Weights
+from hotpot.models.exact import fits
 
 Ints = NDArray[np.int64]
 
@@ -57,8 +61,21 @@ class Passes(Protocol):
         """
 
 
-def make_passes(model: DecoderConfig | Policy, *, max_context_tokens: int, budget: int) -> Passes:
-    """Return what computes ``model``; ``budget`` bounds the padded tokens of a call that remembers nothing."""
+def make_passes(
+    model: DecoderConfig | Policy, *, max_context_tokens: int, budget: int, exact: bool = False
+) -> Passes:
+    """Return what computes ``model``; ``budget`` bounds the padded tokens of a call that remembers nothing.
+
+    ``exact``: bit for bit as a learner in the exact arithmetic. Raises :class:`EngineError` where the model is not one
+    that can be computed so.
+    """
+    if exact:
+        if isinstance(model, Policy) or not fits(model):
+            raise EngineError(
+                "exact passes are for Hotpot's own decoder, with heads whose size is a multiple of 4; serve this model "
+                "without exact"
+            )
+        return ExactPasses(model)
     if isinstance(model, Policy):
         return ModulePasses(model, budget)
     return PackedPasses(model, max_context_tokens)
