@@ -107,6 +107,15 @@ def test_what_the_record_says_of_engine_and_run() -> None:
     assert trajectory.steps[1].policy_version == 4
 
 
+def test_preemptions_that_the_engine_reports_are_recorded() -> None:
+    episode, engine = make_episode(ScriptedEnvironment([done()])), make_engine([ANSWER])
+    episode.start()
+    engine.submit(episode.next_request())  # type: ignore[arg-type]
+    (answer,) = engine.step()
+    episode.receive(dataclasses.replace(answer, report=dataclasses.replace(answer.report, num_preemptions=2)))
+    assert [step.num_preemptions for step in episode.trajectory().steps] == [2]
+
+
 def test_keys_do_not_depend_on_the_attempt() -> None:
     keys = []
     for attempt in (0, 1):

@@ -196,7 +196,7 @@ def test_a_template_that_drops_thoughts_is_asked_in_a_segment_of_its_own() -> No
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_no_request_exceeds_the_limit_and_every_episode_ends(name: str, data: st.DataObject) -> None:
     """Whatever the limits, lengths and outputs: prompt and output fit the context, nothing goes on for ever."""
@@ -217,7 +217,7 @@ def test_no_request_exceeds_the_limit_and_every_episode_ends(name: str, data: st
     ]
     rarely = st.sampled_from([False] * 30 + [True])
     outputs = [
-        [9] * 100 if data.draw(rarely) else data.draw(st.sampled_from(spoken)).tolist()
+        [9] * 400 if data.draw(rarely) else data.draw(st.sampled_from(spoken)).tolist()
         for _ in range(2 * max_steps + 1)
     ]
     results = [
