@@ -20,10 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 from hotpot.models.decoder_config import DecoderConfig, config_to_dict
 from hotpot.models.disk import write_json, write_tensors
+from hotpot.models.elementwise import Rotary, rms_norm, rotate, swiglu
 from hotpot.models.exact import Projection, exact_weights, fits, linear
 from hotpot.models.exact_rows import Grid, exact_hidden_states
 from hotpot.models.policy import PastTokens, Policy
-from hotpot.models.rotary import rotary_table, rotate
+from hotpot.models.rotary import rotary_table
 
 
 class KeyValueCache:
@@ -64,7 +65,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` float ``[..., size]``."""
-        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps)
+        return rms_norm(x.to(self.weight.dtype), self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -85,7 +86,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         positions: Tensor,
         cache: PastTokens | None,
         rows: slice | Tensor | None,
@@ -124,7 +125,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x`` float ``[..., hidden_size]`` to the same shape."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
         return out
 
 
@@ -141,7 +142,7 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         positions: Tensor,
         cache: PastTokens | None,
         rows: slice | Tensor | None,

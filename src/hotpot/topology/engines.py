@@ -37,6 +37,7 @@ def make_engine(
     recipe: Recipe, policy: Policy, sampling: dict[Purpose, SamplingParams], version: int
 ) -> EmbeddedEngine:
     """Return an engine that serves ``policy``'s weights, copied, as policy version ``version``."""
+    exact = recipe.run.deterministic and policy.can_be_exact
     return EmbeddedEngine(
         policy.config if isinstance(policy, Decoder) else policy,
         policy.state_dict(),
@@ -44,7 +45,8 @@ def make_engine(
         max_context_tokens=recipe.rollout.max_context_tokens,
         sampling=sampling,
         policy_version=version,
-        exact=recipe.run.deterministic and policy.can_be_exact,
+        exact=exact,
+        forgetful=recipe.run.deterministic and not exact,
     )
 
 

@@ -5,9 +5,10 @@
     first batch ──► masks: token by token against the steps
                 ──► agreement: the learner's log-probabilities against the sampler's
     an engine of the same kind ──► publish: changed weights change what it says, the same ones do not
+                               ──► incremental: steps that reused what earlier ones computed, computed in one go
 
-Owns the checks of masks and agreement (pure) and the words on what differs; :mod:`hotpot.topology.publish_check` has the
-third. Each returns a problem in words, empty where there is none.
+Owns the checks of masks and agreement (pure) and the words on what differs; :mod:`hotpot.topology.publish_check` and
+:mod:`hotpot.topology.incremental` have the others. Each returns a problem in words, empty where there is none.
 
 What it can't see: an engine that goes wrong later (``updates.logprob_difference_max`` shows that), or a wrong reward.
 """
@@ -27,6 +28,7 @@ from hotpot.learner import Learner
 from hotpot.learner.scoring import Scored, score_sequences
 from hotpot.topology.batch import UpdateBatch, learnable
 from hotpot.topology.engines import frozen_sampling, make_engine
+from hotpot.topology.incremental import NOT_MEASURED, measure_incremental
 from hotpot.topology.publish_check import check_publish
 from hotpot.types import (
     Purpose,
@@ -62,17 +64,25 @@ def run_self_test(
     tolerance = told or _tolerance(learner)
     agreed = check_agreement(learner, batch, policy_version=policy_version, tolerance=tolerance)
     problem = check_masks(batch) or agreed.problem
+    incremental = NOT_MEASURED
     if not problem:
         small = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_concurrency": 1})})
         engine = make_engine(small, learner.policy(), sampling, version=0)
+        rounding = told or (tolerance if learner.exact else SELF_TEST_TOLERANCE["float32"])
+        training = sampling[Purpose.TRAINING]
         try:
             problem = check_publish(
-                engine,
-                learner,
-                batch.collected[0],
-                sampling=sampling[Purpose.TRAINING],
-                tolerance=told or (tolerance if learner.exact else SELF_TEST_TOLERANCE["float32"]),
+                engine, learner, batch.collected[0], sampling=training, tolerance=rounding
             )
+            if not problem:
+                incremental = measure_incremental(
+                    engine,
+                    learner.weights(),
+                    batch.collected,
+                    versions={policy_version, *batch.aliases},
+                    sampling=training,
+                )
+                problem = incremental.problem(rounding)
         finally:
             engine.close()
     return {
@@ -83,6 +93,9 @@ def run_self_test(
         "not_compared": agreed.not_compared,
         "logprob_difference_max": agreed.largest if np.isfinite(agreed.largest) else None,
         "logprob_difference_mean": agreed.mean if np.isfinite(agreed.mean) else None,
+        "incremental_difference_max": incremental.largest,
+        "num_steps_incremental": incremental.num_steps,
+        "num_tokens_incremental": incremental.num_tokens,
         "tolerance": tolerance,
         "precision": learner.precision,
     }

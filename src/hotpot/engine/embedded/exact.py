@@ -46,11 +46,11 @@ Read = Callable[[int], tuple[Tensor, Tensor]]
 class Past(Protocol):
     """Keys and values of earlier tokens. Both calls are made once a pass, what they return once a layer."""
 
-    def writer(self, slots: Ints, positions: Ints) -> Write:
+    def writer(self, rows: Ints, positions: Ints) -> Write:
         """Return what keeps a pass's tokens: int64 ``[N]`` each."""
 
-    def reader(self, slots: Ints, length: int) -> Read:
-        """Return what reads the first ``length`` tokens (or more, finite ones) of each of ``slots`` int64 ``[B]``."""
+    def reader(self, rows: Ints, length: int) -> Read:
+        """Return what reads the first ``length`` tokens (or more, finite ones) of each of ``rows`` int64 ``[B]``."""
 
 
 class ExactBuffer:
@@ -122,23 +122,23 @@ class _StreamAttention:
     """
 
     def __init__(self, past: Past, stream: Stream) -> None:
-        self._count = len(stream.slots)
-        self._write = past.writer(stream.slots, stream.positions)
+        self._count = len(stream.rows)
+        self._write = past.writer(stream.rows, stream.positions)
         singles = slice(0, stream.num_singles)
         self._parts: list[tuple[slice, _Queries]] = []
         if stream.num_singles:
             one = np.ones(stream.num_singles, dtype=np.int64)
-            own = _Queries(past, stream.slots[singles], stream.positions[singles], one)
+            own = _Queries(past, stream.rows[singles], stream.positions[singles], one)
             self._parts.append((singles, own))
         self.wanted: Tensor | None = None
-        if stream.piece_slots.size:
-            pieces = _Queries(past, stream.piece_slots, stream.piece_starts, stream.piece_lengths)
+        if stream.piece_rows.size:
+            pieces = _Queries(past, stream.piece_rows, stream.piece_starts, stream.piece_lengths)
             self._parts.append((slice(stream.num_singles, self._count), pieces))
             self._wanted = torch.from_numpy(stream.wanted)
             self.wanted = F.pad(self._wanted, (0, padding(len(stream.wanted), ROWS)))
             if len(stream.wanted):
                 one = np.ones(len(stream.wanted), dtype=np.int64)
-                self._last = _Queries(past, stream.wanted_slots, stream.positions[stream.wanted], one)
+                self._last = _Queries(past, stream.wanted_rows, stream.positions[stream.wanted], one)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See :data:`hotpot.models.exact.Attend`: of all tokens."""
@@ -157,15 +157,15 @@ class _StreamAttention:
 
 
 class _Queries:
-    """Queries of ``lengths`` tokens in a row of each of ``slots``, from ``starts`` on; int64 ``[B]`` each."""
+    """Queries of ``lengths`` tokens in a row of each of ``rows``, from ``starts`` on; int64 ``[B]`` each."""
 
-    def __init__(self, past: Past, slots: Ints, starts: Ints, lengths: Ints) -> None:
+    def __init__(self, past: Past, rows: Ints, starts: Ints, lengths: Ints) -> None:
         width, length = int(lengths.max()), int((starts + lengths).max())
         columns = np.arange(width)
-        self._shape = (len(slots), width)
+        self._shape = (len(rows), width)
         places = torch.from_numpy(starts[:, None] + columns)
         self._attention = TiledAttention(torch.arange(length) <= places[:, :, None])
-        self._read = past.reader(slots, length)
+        self._read = past.reader(rows, length)
         # Queries are padded to the longest row; what padding sees is finite, and thrown away.
         real = columns < lengths[:, None]
         self._real = None if real.all() else torch.from_numpy(np.flatnonzero(real))

@@ -1,33 +1,35 @@
-"""The passes of an engine in deterministic mode, over the slots of its cache.
+"""The passes of an engine in deterministic mode, over the blocks of its store.
 
-Owns the two copies of the weights and the way from slots to :class:`.exact.Past`. The arithmetic is :mod:`.exact`'s.
+Owns the two copies of the weights and the way from blocks to :class:`.exact.Past`. The arithmetic is :mod:`.exact`'s.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
-from hotpot.engine.embedded.cache import SlotCache
+from hotpot.engine.embedded.blocks import BLOCK_TOKENS
 from hotpot.engine.embedded.exact import ExactBuffer, Ints, Read, Write, exact_logits
 from hotpot.engine.embedded.rows import RowTable
+from hotpot.engine.embedded.store import BlockStore
 from hotpot.engine.embedded.stream import Stream
 from hotpot.engine.embedded.weights import load
 from hotpot.models import DecoderConfig, PolicyConfig, Weights
-from hotpot.models.exact import LANES, padding
+from hotpot.models.exact import LANES
 from hotpot.models.rotary import rotary_table
+
+assert BLOCK_TOKENS % LANES == 0, "keys are read by whole blocks, and come in multiples of LANES"
 
 
 class ExactPasses:
     """The decoder in the exact arithmetic; implements :class:`.passes.Passes`."""
 
-    def __init__(self, config: DecoderConfig, num_slots: int, max_context_tokens: int) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         self.config: PolicyConfig = config
         self.remembers = True
+        self.shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
+        self.store = BlockStore(self.shapes, 0)
         self._rotary = rotary_table(config)
         self._serving, self._standby = ExactBuffer(config), ExactBuffer(config)
-        self._cache = SlotCache(config, num_slots, max_context_tokens)
-        self._past = SlotPast(self._cache)
 
     def load(self, weights: Weights) -> str:
         """See :meth:`.passes.Passes.load`."""
@@ -37,47 +39,24 @@ class ExactPasses:
         """See :meth:`.passes.Passes.flip`."""
         self._serving, self._standby = self._standby, self._serving
 
-    def logits(self, rows: RowTable, stream: Stream) -> Tensor:
+    def logits(self, rows: RowTable, table: Ints, stream: Stream) -> Tensor:
         """See :meth:`.passes.Passes.logits`."""
-        self._cache.reserve(int(stream.positions.max()) + 1)
-        tokens = torch.from_numpy(rows.tokens[stream.slots, stream.positions].astype(np.int64))
-        return exact_logits(self._serving.weights, self._rotary, tokens, stream, self._past)
-
-    def copy(self, source: int, targets: Tensor, length: int) -> None:
-        """See :meth:`.passes.Passes.copy`."""
-        self._cache.reserve(length + 1)
-        self._cache.copy(source, targets, length)
-
-    def clear(self, slots: Tensor) -> None:
-        """See :meth:`.passes.Passes.clear`."""
-        self._cache.clear(slots)
+        tokens = torch.from_numpy(rows.tokens[stream.rows, stream.positions].astype(np.int64))
+        return exact_logits(self._serving.weights, self._rotary, tokens, stream, BlockPast(self.store, table))
 
 
-class SlotPast:
-    """Keys and values by slot; implements :class:`.exact.Past`."""
+class BlockPast:
+    """Keys and values in blocks, ``table`` int64 ``[rows, n]``; implements :class:`.exact.Past`."""
 
-    def __init__(self, cache: SlotCache) -> None:
-        self._cache = cache
+    def __init__(self, store: BlockStore, table: Ints) -> None:
+        self._store, self._table = store, table
 
-    def writer(self, slots: Ints, positions: Ints) -> Write:
+    def writer(self, rows: Ints, positions: Ints) -> Write:
         """See :meth:`.exact.Past.writer`."""
-        flat = self._cache.flat_index(torch.from_numpy(slots), torch.from_numpy(positions))
-        return lambda layer, keys, values: self._cache.write(layer, flat, keys, values)
+        places = self._store.places(self._table, rows, positions)
+        return lambda layer, keys, values: self._store.write(layer, places, keys, values)
 
-    def reader(self, slots: Ints, length: int) -> Read:
-        """See :meth:`.exact.Past.reader`: slots in a row are read where they lie."""
-        cache, index = self._cache, torch.from_numpy(slots)
-        size = min(length + padding(length, LANES), cache.capacity)
-        in_a_row = int(slots[-1]) - int(slots[0]) + 1 == len(slots)
-
-        def read(layer: int) -> tuple[Tensor, Tensor]:
-            if in_a_row:
-                found = cache.view(layer, int(slots[0]), int(slots[-1]) + 1, size)
-            else:
-                found = cache.gather(layer, index, size)
-            keys, values = (one.view(len(slots), cache.num_kv_heads, size, -1) for one in found)
-            if missing := padding(size, LANES):
-                return F.pad(keys, (0, 0, 0, missing)), F.pad(values, (0, 0, 0, missing))
-            return keys, values
-
-        return read
+    def reader(self, rows: Ints, length: int) -> Read:
+        """See :meth:`.exact.Past.reader`."""
+        blocks = torch.from_numpy(self._table[rows, : -(-length // BLOCK_TOKENS)])
+        return lambda layer: self._store.gather(layer, blocks)

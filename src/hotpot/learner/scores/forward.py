@@ -16,8 +16,8 @@ from torch import Tensor
 from hotpot.errors import LearnerError
 from hotpot.learner.batches.passes import MicroBatch
 from hotpot.learner.losses.policy_loss import entropy
+from hotpot.learner.scores.picked import picked
 from hotpot.models import Policy
-from hotpot.models.exact import log_distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,16 +97,17 @@ def score(
     """Return the log-probability and (where ``spread``, else 0) the entropy of every loss token of ``micro``."""
     hidden = hidden_states(decoder, micro)
     logits = decoder.logits(hidden)
-    targets = torch.from_numpy(micro.targets)[:, None]
-    distribution = log_distribution(logits, temperature)
-    logprobs = distribution.gather(-1, targets)[:, 0]
-    with torch.no_grad():
-        if temperature == 1.0:
-            model_logprobs = logprobs.detach()
-        else:
-            model_logprobs = log_distribution(logits, 1.0).gather(-1, targets)[:, 0]
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        spread_over = entropy(distribution) if spread else torch.zeros_like(model_logprobs)
+    targets = torch.from_numpy(micro.targets)
+    scaled = logits if temperature == 1.0 else logits / temperature
+    if spread and entropy_gradient:
+        distribution = scaled.log_softmax(dim=-1)
+        logprobs = distribution.gather(-1, targets[:, None])[:, 0]
+        spread_over = entropy(distribution)
+    else:
+        logprobs, spread_over = picked(scaled, targets, spread=spread)
+    model_logprobs = logprobs.detach()
+    if temperature != 1.0:
+        model_logprobs, _ = picked(logits.detach(), targets, spread=False)
     return TokenScores(hidden=hidden, logprobs=logprobs, model_logprobs=model_logprobs, entropy=spread_over)
 
 
