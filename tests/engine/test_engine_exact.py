@@ -150,6 +150,23 @@ def test_a_next_step_on_kept_keys_is_what_a_cold_engine_says(decoder, alone) -> 
         assert bits(drain(cold)[later.request_id]) == bits(found[later.request_id])
 
 
+@pytest.mark.parametrize("piece", [50, 2048])
+def test_a_beginning_that_all_share_is_read_once_and_changes_no_bit(decoder, piece: int) -> None:
+    beginning = np.random.default_rng(0).integers(0, VOCAB, 270 - 64).astype(np.int32)
+    asked = [
+        replace(one, prompt=np.concatenate([beginning, one.prompt[: 5 * index]]), session_id=f"t{index}")
+        for index, one in enumerate(make_request(number) for number in range(6))
+    ]
+    together = make_engine(decoder, piece=piece)
+    for one in asked:
+        together.submit(one)
+    found = drain(together)
+    for one in asked:
+        engine = make_engine(decoder, rows=1)
+        engine.submit(one)
+        assert bits(drain(engine)[one.request_id]) == bits(found[one.request_id])
+
+
 @pytest.mark.parametrize("sampled", [1, 2, 5])
 def test_a_prompt_with_what_was_sampled_goes_on_as_if_nothing_had_been(decoder, alone, sampled: int) -> None:
     """What a preempted request does: prompt and sampled tokens are computed again, in one pass."""
