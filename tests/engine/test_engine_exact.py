@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotpot.config.sections import EngineSection
-from hotpot.engine.embedded import EmbeddedEngine
+from hotpot.engine.embedded import EmbeddedEngine, exact_passes
+from hotpot.engine.embedded import engine as engine_module
 from hotpot.errors import EngineError, HotpotError
 from hotpot.models import Decoder, DecoderConfig, use_threads
 from hotpot.types import Generation, GenerationRequest, Purpose, SampleKey, SamplingParams
@@ -44,11 +45,15 @@ def decoder() -> Decoder:
     return made
 
 
-def make_engine(decoder: Decoder, *, rows: int = 8, piece: int = 2048) -> EmbeddedEngine:
+def make_engine(
+    decoder: Decoder, *, rows: int = 8, piece: int = 2048, budget: int = 1 << 28
+) -> EmbeddedEngine:
     return EmbeddedEngine(
         decoder.config,
         decoder.state_dict(),
-        settings=EngineSection(max_concurrency=rows, prefill_tokens=piece, admit_share=0.01),
+        settings=EngineSection(
+            max_concurrency=rows, prefill_tokens=piece, admit_share=0.01, kv_cache_bytes=budget
+        ),
         max_context_tokens=CONTEXT,
         sampling=SAMPLING,
         exact=True,
@@ -150,6 +155,29 @@ def test_a_next_step_on_kept_keys_is_what_a_cold_engine_says(decoder, alone) -> 
         assert bits(drain(cold)[later.request_id]) == bits(found[later.request_id])
 
 
+@pytest.mark.parametrize("piece", [50, 2048])
+def test_a_beginning_that_all_share_is_read_once_and_changes_no_bit(decoder, piece: int, monkeypatch) -> None:
+    find, found_common = exact_passes._common, []
+    monkeypatch.setattr(engine_module, "_SHARED_BYTES", 1)
+    monkeypatch.setattr(
+        exact_passes, "_common", lambda blocks: found_common.append(find(blocks)) or found_common[-1]
+    )
+    beginning = np.random.default_rng(0).integers(0, VOCAB, 270 - 64).astype(np.int32)
+    asked = [
+        replace(one, prompt=np.concatenate([beginning, one.prompt[: 5 * index]]), session_id=f"t{index}")
+        for index, one in enumerate(make_request(number) for number in range(6))
+    ]
+    together = make_engine(decoder, piece=piece)
+    for one in asked:
+        together.submit(one)
+    found = drain(together)
+    assert max(found_common) == 4
+    for one in asked:
+        engine = make_engine(decoder, rows=1)
+        engine.submit(one)
+        assert bits(drain(engine)[one.request_id]) == bits(found[one.request_id])
+
+
 @pytest.mark.parametrize("sampled", [1, 2, 5])
 def test_a_prompt_with_what_was_sampled_goes_on_as_if_nothing_had_been(decoder, alone, sampled: int) -> None:
     """What a preempted request does: prompt and sampled tokens are computed again, in one pass."""
@@ -164,6 +192,23 @@ def test_a_prompt_with_what_was_sampled_goes_on_as_if_nothing_had_been(decoder, 
         expected[request.request_id] = bits(before, sampled)
     assert len(expected) > 5
     assert {name: bits(answer) for name, answer in drain(engine).items()} == expected
+
+
+def test_preempted_requests_end_as_if_they_had_not_been(decoder) -> None:
+    block = 2 * 2 * 4 * 32 * 2 * 8  # keys and values, layers, bytes, tokens, heads, head_dim
+    asked = [
+        replace(one, prompt=one.prompt[:20], max_tokens=130, stop_tokens=())
+        for one in map(make_request, range(8))
+    ]
+    tight = make_engine(decoder, budget=14 * block)
+    for one in asked:
+        tight.submit(one)
+    found = drain(tight)
+    assert sum(answer.report.num_preemptions for answer in found.values()) > 2
+    for one in asked:
+        engine = make_engine(decoder, rows=1)
+        engine.submit(one)
+        assert bits(drain(engine)[one.request_id]) == bits(found[one.request_id])
 
 
 def test_two_threads_are_refused(decoder) -> None:

@@ -21,7 +21,7 @@ def learner_of(folder) -> Learner:
     first = checkpoint_folder(folder, 0)
     learner = Learner(
         load_decoder(first), recipe.learner, total_updates=recipe.topology.updates, seed=recipe.run.seed,
-        temperature=recipe.sampling.training.temperature,
+        temperature=recipe.sampling.training.temperature, exact=recipe.run.deterministic,
     )  # fmt: skip
     learner.load(first)
     return learner

@@ -84,6 +84,19 @@ def test_an_engine_that_serves_another_model(recipe, tmp_path, monkeypatch) -> N
     assert "the learner's log-probability is" in problem
 
 
+def test_an_engine_that_rounds_otherwise_where_every_bit_was_promised(recipe, tmp_path, monkeypatch) -> None:
+    make = wiring.make_engine
+
+    def inexact(recipe: Any, decoder: Any, sampling: Any, version: int) -> EmbeddedEngine:
+        run = recipe.run.model_copy(update={"deterministic": False})
+        return make(recipe.model_copy(update={"run": run}), decoder, sampling, version)
+
+    monkeypatch.setattr(wiring, "make_engine", inexact)
+    problem = refused(recipe, tmp_path)
+    assert "more than run.self_test_tolerance = 0.0" in problem
+    assert "set run.self_test_tolerance to 0.001 to go on without that promise" in problem
+
+
 def test_a_temperature_of_the_sampler_alone(recipe, tmp_path, monkeypatch) -> None:
     frozen = wiring.frozen_sampling
 

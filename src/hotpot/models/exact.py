@@ -114,6 +114,20 @@ def exact_weights(config: DecoderConfig, named: Mapping[str, Tensor]) -> ExactWe
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PastKeys:
+    """Keys and values that B rows of queries see, head by head: float32 ``[num_kv_heads, B, S, head_dim]``, S a multiple of
+    ``LANES``; key i at position i of its context, behind ``common``.
+
+    ``common``: keys and values float32 ``[num_kv_heads, C, head_dim]`` of the first C positions where all rows have the same
+    there, C a multiple of ``KEYS``; they are read once for all. No fewer than ``QUERY_ROWS`` queries of a head read them.
+    """
+
+    keys: Tensor
+    values: Tensor
+    common: tuple[Tensor, Tensor] | None = None
+
+
 def fits(config: DecoderConfig) -> bool:
     """Return whether a decoder of this shape computes exactly: heads of 6 and 10 were found not to, multiples of 4 to."""
     return config.head_dim % 4 == 0
@@ -167,24 +181,24 @@ def layer_output(
     return x + linear(F.silu(linear(normed, weights.gate)) * linear(normed, weights.up), weights.down)
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+def attention(q: Tensor, past: PastKeys, hidden: Tensor) -> Tensor:
     """Return what queries attend to: float32 ``[B, T, num_heads, head_dim]``.
 
-    ``q`` float32 ``[B, T, num_heads, head_dim]``; ``keys``, ``values`` float32 ``[B, num_kv_heads, S, head_dim]``, S a
-    multiple of ``LANES``, key i at position i of its context; ``hidden`` float32 ``[B or 1, T, S]``: minus infinity where a
-    query does not see a key, else 0. Every query sees a key.
+    ``q`` float32 ``[B, T, num_heads, head_dim]``; ``hidden`` float32 ``[B or 1, T, S]``: minus infinity where a query does not
+    see one of the S keys of ``past``, else 0. Every query sees a key.
     """
     batch, count, heads, dim = q.shape
-    kv_heads, length = keys.shape[1:3]
-    group = heads // kv_heads
+    kv_heads, group = len(past.keys), heads // len(past.keys)
     # Queries of one key/value head are the rows of one product.
-    rows = (q * dim**-0.5).view(batch, count, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    rows = rows.reshape(batch * kv_heads, group * count, dim)
-    scores = _product(torch.bmm, rows, keys.reshape(-1, length, dim).transpose(1, 2))
-    scores.view(batch, kv_heads, group, count, length).add_(hidden[:, None, None])
-    mixed = _product(_mix, torch.softmax(scores, -1), values.reshape(-1, length, dim))
-    out = mixed.view(batch, kv_heads, group, count, dim).permute(0, 3, 1, 2, 4)
-    return out.reshape(batch, count, heads, dim)
+    rows = (q * dim**-0.5).view(batch, count, kv_heads, group, dim).permute(2, 0, 3, 1, 4)
+    rows = rows.reshape(kv_heads * batch, group * count, dim)
+    scores = _product(torch.bmm, rows, past.keys.flatten(0, 1).transpose(1, 2))
+    if past.common is not None:
+        shared = torch.bmm(rows.view(kv_heads, -1, dim), past.common[0].transpose(1, 2))
+        scores = torch.cat([shared.view(*rows.shape[:2], -1), scores], dim=-1)
+    scores.view(kv_heads, batch, group, count, -1).add_(hidden[None, :, None])
+    mixed = _mix(torch.softmax(scores, -1), past)
+    return mixed.view(kv_heads, batch, group, count, dim).permute(1, 3, 0, 2, 4).reshape(q.shape)
 
 
 def log_distribution(logits: Tensor, temperature: float) -> Tensor:
@@ -192,12 +206,28 @@ def log_distribution(logits: Tensor, temperature: float) -> Tensor:
     return (logits if temperature == 1.0 else logits / temperature).log_softmax(dim=-1)
 
 
-def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """Return ``weights`` float32 ``[N, R, S]`` times ``values`` float32 ``[N, S, head_dim]``."""
-    out = torch.bmm(weights[:, :, :KEYS], values[:, :KEYS])
-    for start in range(KEYS, weights.shape[-1], KEYS):
-        part = slice(start, start + KEYS)
-        out = torch.baddbmm(out, weights[:, :, part], values[:, part])
+def _mix(weights: Tensor, past: PastKeys) -> Tensor:
+    """Return ``weights`` float32 ``[num_kv_heads * B, R, S]`` times the values of ``past``: float32 ``[..., R, head_dim]``."""
+    out = None
+    if past.common is not None:
+        values = past.common[1]
+        together = weights.view(len(values), -1, weights.shape[-1])
+        out = _sum_up(None, together[:, :, : values.shape[1]], values).view(*weights.shape[:2], -1)
+        weights = weights[:, :, values.shape[1] :]
+    missing = max(QUERY_ROWS - weights.shape[1], 0)
+    if missing:
+        weights = F.pad(weights, (0, 0, 0, missing))
+        out = None if out is None else F.pad(out, (0, 0, 0, missing))
+    out = _sum_up(out, weights, past.values.flatten(0, 1))
+    return out[:, :-missing].contiguous() if missing else out
+
+
+def _sum_up(out: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:
+    """Return ``out`` plus ``weights`` float32 ``[N, R, S]`` times ``values`` ``[N, S, head_dim]``, ``KEYS`` keys after another."""
+    for start in range(0, weights.shape[-1], KEYS):
+        some, theirs = weights[:, :, start : start + KEYS], values[:, start : start + KEYS]
+        out = torch.bmm(some, theirs) if out is None else torch.baddbmm(out, some, theirs)
+    assert out is not None
     return out
 
 

@@ -7,7 +7,7 @@ Invariant: the first key that a row sees is at position 0 of its context. Where 
 (packing) their sums are cut elsewhere, and the bits are others.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from hotpot.models.exact import (
     Attend,
     ExactWeights,
     LayerWeights,
+    PastKeys,
     attention,
     layer_output,
     padding,
@@ -56,16 +57,17 @@ class TiledAttention:
             own = own[:, :, : last + padding(last, LANES)]
             self._tiles.append((own.shape[2], torch.zeros(own.shape).masked_fill_(~own, float("-inf"))))
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, past: PastKeys) -> Tensor:
         """Return what ``q`` float32 ``[B, T, num_heads, head_dim]`` attends to, in the same shape.
 
-        ``keys``, ``values`` float32 ``[B, num_kv_heads, S or more, head_dim]``.
+        ``past`` has S keys or more; where it has common ones, every query sees more than these.
         """
-        keys, values = _in_lanes(keys), _in_lanes(values)
-        parts = [
-            attention(part, keys[:, :, :length], values[:, :, :length], hidden)
-            for part, (length, hidden) in zip(torch.split(q, TILE, dim=1), self._tiles, strict=True)
-        ]
+        shared = 0 if past.common is None else past.common[0].shape[1]
+        parts = []
+        for part, (length, hidden) in zip(torch.split(q, TILE, dim=1), self._tiles, strict=True):
+            own = slice(0, length - shared)
+            some = replace(past, keys=past.keys[:, :, own], values=past.values[:, :, own])
+            parts.append(attention(part, some, hidden))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -127,14 +129,13 @@ def _attend(grid: Grid, rows: TiledAttention, layer: int, missing: int, wanted: 
                 raise ValueError("a cache needs rows and attend")
             grid.cache.write(layer, grid.rows, grid.positions, keys, values)
             keys, values = grid.cache.read(layer, grid.rows, grid.attend.shape[-1])
-        out = rows(laid(q), keys, values).reshape(batch * count, -1)
+        past = PastKeys(keys=_in_lanes(keys), values=_in_lanes(values))
+        out = rows(laid(q), past).reshape(batch * count, -1)
         return F.pad(out, (0, 0, 0, missing)) if wanted is None else out[wanted]
 
     return attend
 
 
 def _in_lanes(x: Tensor) -> Tensor:
-    """Return keys or values float ``[B, num_kv_heads, S, head_dim]``, zeros behind them up to a multiple of ``LANES``, so laid
-    that several tiles can read them."""
-    missing = padding(x.shape[2], LANES)
-    return F.pad(x, (0, 0, 0, missing)) if missing else x
+    """Return keys or values float ``[B, num_kv_heads, S, head_dim]`` as :class:`PastKeys` wants them, zeros behind them."""
+    return F.pad(x.transpose(0, 1), (0, 0, 0, padding(x.shape[2], LANES))).contiguous()

@@ -227,11 +227,9 @@ def _cause(
             f"Likely cause: the engine sampled at temperature {sorted(used)}, the learner computes at "
             f"{learner.temperature}; give both sampling.training.temperature"
         )
-    if (
-        learner.exact
-        and max(_largest(_gap(part, own, raw=True)) for part, own in zip(parts, scored, strict=True))
-        <= SELF_TEST_TOLERANCE["float32"]
-    ):
+    recomputed = learner.settings.old_logprobs == "recomputed"
+    apart = [_largest(_gap(part, own, raw=recomputed)) for part, own in zip(parts, scored, strict=True)]
+    if learner.exact and max(apart) <= SELF_TEST_TOLERANCE["float32"]:
         return (
             "Both agree up to rounding, and run.deterministic promises every bit: the kernels of this machine sum otherwise than "
             "hotpot.models.exact knows; set run.self_test_tolerance to 0.001 to go on without that promise"

@@ -24,6 +24,7 @@ from hotpot.models import Decoder, DecoderConfig, Weights
 from hotpot.models.exact import (
     ROWS,
     ExactWeights,
+    PastKeys,
     Projection,
     exact_weights,
     layer_output,
@@ -39,8 +40,8 @@ Ints = NDArray[np.int64]
 
 Write = Callable[[int, Tensor, Tensor], None]
 """Take keys and values of a layer, float32 ``[N, num_kv_heads, head_dim]``."""
-Read = Callable[[int], tuple[Tensor, Tensor]]
-"""Return keys and values of a layer, float32 ``[B, num_kv_heads, S, head_dim]``, copied or not."""
+Read = Callable[[int], PastKeys]
+"""Return keys and values of a layer, copied or not."""
 
 
 class Past(Protocol):
@@ -49,8 +50,11 @@ class Past(Protocol):
     def writer(self, rows: Ints, positions: Ints) -> Write:
         """Return what keeps a pass's tokens: int64 ``[N]`` each."""
 
-    def reader(self, rows: Ints, length: int) -> Read:
-        """Return what reads the first ``length`` tokens (or more, finite ones) of each of ``rows`` int64 ``[B]``."""
+    def reader(self, rows: Ints, first: int, length: int) -> Read:
+        """Return what reads the first ``length`` tokens (or more, finite ones) of each of ``rows`` int64 ``[B]``.
+
+        No query is at a position before ``first``.
+        """
 
 
 class ExactBuffer:
@@ -165,7 +169,7 @@ class _Queries:
         self._shape = (len(rows), width)
         places = torch.from_numpy(starts[:, None] + columns)
         self._attention = TiledAttention(torch.arange(length) <= places[:, :, None])
-        self._read = past.reader(rows, length)
+        self._read = past.reader(rows, int(starts.min()), length)
         # Queries are padded to the longest row; what padding sees is finite, and thrown away.
         real = columns < lengths[:, None]
         self._real = None if real.all() else torch.from_numpy(np.flatnonzero(real))
@@ -175,7 +179,7 @@ class _Queries:
         size = q.shape[1:]
         if self._real is not None:
             q = q.new_zeros(self._shape[0] * self._shape[1], *size).index_copy_(0, self._real, q)
-        out = self._attention(q.view(*self._shape, *size), *self._read(layer)).flatten(0, 1).flatten(1)
+        out = self._attention(q.view(*self._shape, *size), self._read(layer)).flatten(0, 1).flatten(1)
         return out if self._real is None else out[self._real]
 
 

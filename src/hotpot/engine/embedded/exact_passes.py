@@ -14,7 +14,7 @@ from hotpot.engine.embedded.store import BlockStore
 from hotpot.engine.embedded.stream import Stream
 from hotpot.engine.embedded.weights import load
 from hotpot.models import DecoderConfig, PolicyConfig, Weights
-from hotpot.models.exact import LANES
+from hotpot.models.exact import KEYS, LANES, QUERY_ROWS, PastKeys
 from hotpot.models.rotary import rotary_table
 
 assert BLOCK_TOKENS % LANES == 0, "keys are read by whole blocks, and come in multiples of LANES"
@@ -56,7 +56,27 @@ class BlockPast:
         places = self._store.places(self._table, rows, positions)
         return lambda layer, keys, values: self._store.write(layer, places, keys, values)
 
-    def reader(self, rows: Ints, length: int) -> Read:
-        """See :meth:`.exact.Past.reader`."""
-        blocks = torch.from_numpy(self._table[rows, : -(-length // BLOCK_TOKENS)])
-        return lambda layer: self._store.gather(layer, blocks)
+    def reader(self, rows: Ints, first: int, length: int) -> Read:
+        """See :meth:`.exact.Past.reader`: blocks that all rows begin with are read once for all of them."""
+        blocks = self._table[rows, : -(-length // BLOCK_TOKENS)]
+        count = _common(blocks[:, : first // BLOCK_TOKENS])
+        common, own = torch.from_numpy(blocks[0, :count]), torch.from_numpy(blocks[:, count:])
+
+        def read(layer: int) -> PastKeys:
+            keys, values = (found.transpose(0, 1) for found in self._store.gather(layer, own))
+            if not count:
+                return PastKeys(keys=keys, values=values)
+            shared = [found[0] for found in self._store.gather(layer, common[None])]
+            return PastKeys(keys=keys, values=values, common=(shared[0], shared[1]))
+
+        return read
+
+
+def _common(blocks: Ints) -> int:
+    """Return how many leading blocks of ``blocks`` int64 ``[B, n]`` are read once for all rows: whole products' worth of
+    those that are the same in every row, and none where the rows are few."""
+    if len(blocks) < QUERY_ROWS:
+        return 0
+    same = (blocks == blocks[0]).all(axis=0)
+    count = len(same) if same.all() else int(same.argmin())
+    return count - count % (KEYS // BLOCK_TOKENS)
