@@ -12,7 +12,7 @@ from hotpot.config.sections import EngineSection, LearnerSection
 from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner, UpdateResult
-from hotpot.models import PolicyTokenizer, load_decoder
+from hotpot.models import PolicyTokenizer, keep_freed_memory, load_decoder
 from hotpot.rollout import Dialect
 from hotpot.types import Generation, GenerationRequest, Purpose, SampleKey, SamplingParams
 from learner_parts.turns import Spent
@@ -34,6 +34,7 @@ class HotpotSide:
     """Engine and learner on ``work``'s model. Calling it does the next iteration."""
 
     def __init__(self, work: Work) -> None:
+        keep_freed_memory()  # as a run does; both sides are in one process, so it is the other's too
         self.work = work
         self.tokenizer = PolicyTokenizer.load(work.folder)
         self._dialect = Dialect(self.tokenizer)

@@ -15,8 +15,9 @@ from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
 from hotpot.learner.batches.budget import PassBudget
 from hotpot.learner.faults.norm_watch import MIN_NORMS
+from hotpot.learner.scores import reference
 from hotpot.learner.scores.critic import Critic
-from hotpot.learner.scores.kl_reward import divergences
+from hotpot.learner.scores.kl_reward import compare
 from hotpot.learner.update import gradients
 from hotpot.models import checksum
 
@@ -46,13 +47,45 @@ def segmented() -> list[TrainingSequence]:
     return [*earned, make_sequence(0, 1, reward=-0.5)]
 
 
+@pytest.mark.parametrize(
+    ("old", "temperature", "asked"), [("recorded", 0.7, 1), ("recomputed", 1.0, 1), ("recomputed", 0.7, 2)]
+)
+def test_a_reference_that_the_reward_asked_is_asked_no_more(monkeypatch, old, temperature, asked) -> None:
+    """Only where the reward compares raw models at another temperature has the update's figure an answer of its own."""
+    sequences, calls = make_batch(), []
+    sequences = [dataclasses.replace(s, reward=1.0) if s.group_id == "g1" else s for s in sequences]
+    true = reference.reference_logprobs
+
+    def counted(*given, **told):
+        calls.append(given[2])
+        return true(*given, **told)
+
+    for place in ("update.steps", "scores.kl_reward"):
+        monkeypatch.setattr(f"hotpot.learner.{place}.reference_logprobs", counted)
+    figures = {}
+    for kl_in in ("reward", "loss"):
+        calls.clear()
+        section = LearnerSection(
+            kl_in=kl_in, kl_coefficient=1e-9, old_logprobs=old, learning_rate=0.0, minibatches=2
+        )
+        learner = Learner(
+            make_decoder(), section, total_updates=5, seed=0, temperature=temperature, reference=make_decoder(seed=7)
+        )  # fmt: skip
+        result = learner.update(sequences, update=1, policy_version=3)
+        assert result.num_trajectories == 8, "a group without signal is compared, and not learned from"
+        figures[kl_in] = result.reference_kl
+        assert len(calls) == (asked if kl_in == "reward" else 1)
+    assert figures["reward"] == pytest.approx(figures["loss"], rel=1e-5)
+    assert figures["reward"] > 0.01
+
+
 @pytest.mark.parametrize("level", ["token", "step"])
 def test_a_kl_in_the_reward_is_paid_by_each_token_before_values_are_compared(level: str) -> None:
     parts = segmented()
     learner = learner_with(
         gae_level=level, gae_lambda=1.0, kl_in="reward", kl_coefficient=0.3, kl_estimator="k1"
     )
-    paid = divergences(make_decoder(seed=7), parts, learner.settings, 1.0, PassBudget(16384))
+    paid = compare(make_decoder(seed=7), parts, learner.settings, 1.0, PassBudget(16384)).divergences
     result = learner.update(parts, update=1, policy_version=3)
     free = learner_with(gae_level=level).update(parts, update=1, policy_version=3)
     rows = {(row.trajectory_id, row.segment): row for row in result.learned}

@@ -16,6 +16,7 @@ SHAPES = {
         "learner.advantages=gae", "learner.critic=head", "learner.value_clip=0.2", "learner.epochs=2",
         "learner.gae_level=step", "topology.updates=3",
     ),
+    "paid": ("learner.kl_coefficient=0.1", "learner.kl_in=reward", "learner.kl_estimator=k1", "topology.updates=2"),
     "recomputed": ("learner.old_logprobs=recomputed", "sampling.training.top_p=0.9"),
     "reference": ("learner.kl_coefficient=0.1", "learner.packing=packed", "learner.aggregation=sequence_mean"),
     "replay": ("replay.share=0.5", "replay.hot_share=0.5", "replay.weighting=positive", "topology.updates=4"),

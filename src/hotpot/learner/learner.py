@@ -38,7 +38,7 @@ from hotpot.learner.parts import Parts
 from hotpot.learner.precision import Precision
 from hotpot.learner.schedule import learning_rates
 from hotpot.learner.scores.critic import Critic, state_values
-from hotpot.learner.scores.kl_reward import Divergences, costs, divergences
+from hotpot.learner.scores.kl_reward import Compared, Divergences, compare, costs
 from hotpot.learner.update.checks import (
     check_arrays,
     check_packing,
@@ -142,7 +142,7 @@ class Learner:
         if not sequences:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
         self._budget.begin(halving)
-        batch, advantages, scales = self._batch(sequences, peers)
+        batch, advantages, scales, compared = self._batch(sequences, peers)
         check_versions(batch, update=update, policy_version=policy_version)
         for group, rate in zip(self._parts.optimizer.param_groups, self._rates(update), strict=False):
             group["lr"] = rate
@@ -160,6 +160,7 @@ class Learner:
             budget=self._budget,
             critic=self.critic,
             critic_watch=self._critic_watch,
+            reference_logprobs=None if compared is None else compared.of(batch),
         )
         terms = self._terms(run, policy_version)
         steps: list[OptimizerStep] = []
@@ -241,15 +242,17 @@ class Learner:
 
     def _batch(
         self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]
-    ) -> tuple[Batch, Advantages, RunningScales]:
-        """Return the batch of ``sequences``, its advantages by trajectory, and the scales after it."""
+    ) -> tuple[Batch, Advantages, RunningScales, Compared | None]:
+        """Return the batch of ``sequences``, its advantages by trajectory, the scales after it, and what the reward's KL was
+        taken from, where there is one."""
         settings, config = self.settings, self.decoder.config
         check_arrays(sequences, vocab_size=config.vocab_size)
         pieces = [piece for sequence in sequences for piece in cut_sequence(sequence, self._cutting)]
         check_sequences(pieces, max_context_tokens=config.max_context_tokens)
-        found: Divergences = {}
+        compared = None
         if self.reference is not None and settings.kl_in == "reward":
-            found = divergences(self.reference, sequences, settings, self.temperature, self._budget)
+            compared = compare(self.reference, sequences, settings, self.temperature, self._budget)
+        found: Divergences = {} if compared is None else compared.divergences
         members = {
             s.trajectory_id: Member(trajectory_id=s.trajectory_id, group_id=s.group_id, reward=s.reward)
             for s in sequences
@@ -260,7 +263,7 @@ class Learner:
         estimates = None if self.critic is None else self._estimates(self.critic, pieces, found)
         batch = build_batch(pieces, advantages, merge=settings.advantage_merge, estimates=estimates)
         batch, scales = shaped_batch(batch, settings, scales)
-        return batch, advantages, scales
+        return batch, advantages, scales, compared
 
     def _estimates(
         self, critic: Critic, pieces: Sequence[TrainingSequence], found: Divergences

@@ -4,6 +4,7 @@ from hotpot.models.decoder import Decoder, KeyValueCache
 from hotpot.models.decoder_config import DecoderConfig
 from hotpot.models.files import Implementation, generation_config, load_decoder, load_policy, save_model
 from hotpot.models.machine import arithmetic
+from hotpot.models.memory import keep_freed_memory
 from hotpot.models.policy import PastTokens, Policy, PolicyConfig
 from hotpot.models.threads import measure_threads, training_work, use_threads
 from hotpot.models.tokenizer import PolicyTokenizer, train_tokenizer
@@ -23,6 +24,7 @@ __all__ = [
     "checksum",
     "copy_weights",
     "generation_config",
+    "keep_freed_memory",
     "load_decoder",
     "load_policy",
     "measure_threads",

@@ -20,6 +20,7 @@ from hotpot.evaluation import Evaluator, MeasuredVersions
 from hotpot.experience import ExperienceStore, RunReader
 from hotpot.experience.replay import Replay
 from hotpot.learner import Learner
+from hotpot.models import keep_freed_memory
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
@@ -66,6 +67,7 @@ def wire(
     ``resume`` is None for a new run, else what the record is to say: :data:`RESUMED` or :data:`EVALUATING`. On leaving,
     the store is closed in order: what is finished is in the lake, what is not is dropped with a reason.
     """
+    keep_freed_memory()
     history = read_history(folder, checkpoint) if resume else History()
     kept = list_checkpoints(folder) if resume else []
     first = checkpoint_folder(folder, kept[0]) if kept else None

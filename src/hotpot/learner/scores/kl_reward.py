@@ -4,10 +4,12 @@ Owns the reference's pass over what was collected, before advantages are estimat
 estimated at every sampled token from the *recorded* log-probability and the reference's own.
 
 Where the sampler filtered its distribution (``old_logprobs = "recomputed"``) both are the raw models' at temperature 1, as
-in :meth:`hotpot.learner.update.steps.UpdateSteps.agreement`.
+in :meth:`hotpot.learner.update.steps.UpdateSteps.agreement`. What the reference said is kept: the update measures its
+distance from the reference with it, where the temperature is its own, and need not ask again.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from hotpot.config.sections import LearnerSection
 from hotpot.experience.sequences.segments import TrainingSequence
-from hotpot.learner.batches.batches import BatchSequence, gather, make_member, order_sequences
+from hotpot.learner.batches.batches import Batch, BatchSequence, gather, make_member, order_sequences
 from hotpot.learner.batches.budget import PassBudget
 from hotpot.learner.batches.passes import cut
 from hotpot.learner.losses.divergence import ESTIMATORS
@@ -23,17 +25,36 @@ from hotpot.learner.scores.reference import reference_logprobs
 from hotpot.models import Policy
 
 Divergences = Mapping[tuple[str, int], NDArray[np.float64]]
-"""By (trajectory id, segment), in order: the KL estimate at each action token in nats, float64 ``[k]``."""
+"""By (trajectory id, segment), in order: a value at each action token in nats, the KL estimate as a rule, float64 ``[k]``."""
 
 
-def divergences(
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compared:
+    """The ``divergences``, and by the same keys the reference's ``logprobs`` at the training temperature, float64 ``[k]``;
+    None where it was asked at another."""
+
+    divergences: Divergences
+    logprobs: Divergences | None
+
+    def of(self, batch: Batch) -> NDArray[np.float64] | None:
+        """Return the reference's log-probabilities of the loss tokens of ``batch``, float64 ``[N]``; None where it has to be
+        asked again, as behind a cut, where it sees less."""
+        if self.logprobs is None or not batch.whole_context.all():
+            return None
+        parts = [self.logprobs[m.sequence.trajectory_id, m.sequence.segment] for m in batch.sequences]
+        if any(len(part) != len(m.loss_positions) for part, m in zip(parts, batch.sequences, strict=True)):
+            return None
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def compare(
     reference: Policy,
     sequences: Sequence[TrainingSequence],
     settings: LearnerSection,
     temperature: float,
     budget: PassBudget,
-) -> Divergences:
-    """Return the estimates for all whole ``sequences`` that have loss tokens, from passes as large as ``budget`` allows."""
+) -> Compared:
+    """Return the comparison of all whole ``sequences`` that have loss tokens, from passes as large as ``budget`` allows."""
     members: list[BatchSequence] = []
     for sequence in order_sequences(sequences):
         if sequence.loss_mask.any():
@@ -59,7 +80,12 @@ def divergences(
         tokens=settings.micro_batch_tokens,
     )
     apart = ESTIMATORS[settings.kl_estimator](torch.from_numpy(referred - sampled)).numpy()
-    return {(m.sequence.trajectory_id, m.sequence.segment): apart[m.start : m.stop] for m in members}
+
+    def by_segment(values: NDArray[np.float64]) -> Divergences:
+        return {(m.sequence.trajectory_id, m.sequence.segment): values[m.start : m.stop] for m in members}
+
+    asked_alike = not raw or temperature == 1.0
+    return Compared(divergences=by_segment(apart), logprobs=by_segment(referred) if asked_alike else None)
 
 
 def to_go(found: Divergences, coefficient: float) -> Divergences:

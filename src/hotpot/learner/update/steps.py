@@ -48,7 +48,7 @@ class UpdateSteps:
     ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights (without a first pass: as above),
     at the training temperature and at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``:
     which loss tokens are. ``pass_tokens`` bounds a pass as ``budget`` has it in the beginning. A ``critic`` is the
-    one the batch was estimated with.
+    one the batch was estimated with; ``reference_logprobs`` float64 ``[N]`` what the reference has said already, if it has.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class UpdateSteps:
         budget: PassBudget,
         critic: Critic | None = None,
         critic_watch: NormWatch | None = None,
+        reference_logprobs: NDArray[np.float64] | None = None,
     ) -> None:
         self._watch, self._budget = watch, budget
         self._critic_watch = critic_watch or NormWatch(settings.max_grad_norm_ratio)
@@ -85,7 +86,7 @@ class UpdateSteps:
         self.replayed = Replayed.of(batch)
         self._decoupled = Decoupled.of(batch, settings, policy_version)
         self._skips_first = not self.recomputes and settings.agreement == "first_minibatch"
-        self._reference_logprobs: NDArray[np.float64] | None = None
+        self._reference_logprobs = reference_logprobs
         self._plan = plan(
             batch, settings, seed=seed, update=update, max_tokens=self.pass_tokens, share=self._shares
         )
@@ -162,7 +163,7 @@ class UpdateSteps:
         rest = [member for member in self._batch.sequences if member.start not in started]
         if not self._skips_first:
             self._attempt(lambda tokens: self._score_first(self._passes(rest, tokens)), "first_pass")
-        if (reference := self._reference) is not None:
+        if (reference := self._reference) is not None and self._reference_logprobs is None:
             self._reference_logprobs = self._attempt(
                 lambda tokens: reference_logprobs(
                     reference,

@@ -25,7 +25,7 @@ import torch
 from hotpot.errors import ModelFilesError, UsageError
 from hotpot.experience import RunReader
 from hotpot.learner import Learner, UpdateResult
-from hotpot.models import use_threads
+from hotpot.models import keep_freed_memory, use_threads
 from hotpot.topology import rows
 from hotpot.topology.batch import UpdateBatch
 from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
@@ -87,6 +87,7 @@ class _Doing:
     """One run, and how far a learner has come in it: ``_learner`` has the weights after update ``_at``."""
 
     def __init__(self, folder: Path) -> None:
+        keep_freed_memory()
         self._folder, self._reader = folder, RunReader.open(folder)
         recorded = self._reader.table("updates", ["update", "parent_update"]).to_pylist()
         self.parents: Mapping[int, int] = {row["update"]: row["parent_update"] for row in recorded}
