@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from hotpot.engine.randomness import check_key
-from hotpot.errors import EngineError, SamplingOverrideError
+from hotpot.errors import ContextFullError, EngineError, SamplingOverrideError
 from hotpot.types import GenerationRequest, Purpose, SamplingOverride, SamplingParams
 
 NUM_KEPT = 16
@@ -99,7 +99,7 @@ class RequestGate:
         if prompt.size == 0:
             raise EngineError(f"{name}: the prompt is empty; give at least one token")
         if prompt.size >= self.max_context_tokens:
-            raise EngineError(
+            raise ContextFullError(
                 f"{name}: the prompt has {prompt.size} tokens and the context holds {self.max_context_tokens}, which leaves "
                 "no room to sample one; end the episode, or raise rollout.max_context_tokens"
             )

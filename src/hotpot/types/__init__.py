@@ -7,6 +7,7 @@
 
 from hotpot.types.episode import (
     Action,
+    ContextChange,
     EndReason,
     Message,
     Observation,
@@ -56,6 +57,7 @@ __all__ = [
     "Action",
     "AttemptRow",
     "ConsumptionRow",
+    "ContextChange",
     "EndReason",
     "EngineInfo",
     "EngineReport",

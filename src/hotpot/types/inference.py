@@ -112,8 +112,8 @@ class VersionSpan:
 class EngineReport:
     """What the engine really did for one generation, as it states it.
 
-    ``reused_tokens``: tokens of the prompt whose keys and values were taken from earlier work. ``num_preemptions``: times
-    the request lost its place in the engine's memory and was taken up again later.
+    ``reused_tokens``: of the prompt, those whose keys and values were not computed for this request. ``num_preemptions``: times
+    it had to give its memory back and wait.
     """
 
     engine: str
