@@ -292,8 +292,7 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     **{
         name: lambda r, name=name: max(of_gauge(r, name))  # type: ignore[misc]
         for name in (
-            "rollout/sampling_overrides", "rollout/engine_report_differences", "engine/preemptions",
-            "engine/incremental_difference_max",
+            "rollout/sampling_overrides", "rollout/engine_report_differences", "engine/incremental_difference_max",
         )
     },
     "engine/prefix_hit_share": lambda r: hit_share(r["steps"]),

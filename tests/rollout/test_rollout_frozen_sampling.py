@@ -218,6 +218,13 @@ def test_switched_off_it_is_counted_and_the_record_says_what_was_used() -> None:
     assert rollout.reports.differences.total() == 4
 
 
+def test_an_engine_that_hides_it_is_found_by_its_numbers() -> None:
+    kept, log, rollout = run("refuse", greedy_by_default(SAMPLING), sampling=SamplingParams())
+    assert kept == []
+    assert all("are not the model's: it sampled otherwise" in reason for reason in log.failed.values())
+    assert rollout.reports.differences.total() == 4
+
+
 @pytest.mark.parametrize("differs", ["refuse", "record"])
 def test_a_true_report_is_never_complained_of(differs: str) -> None:
     kept, log, rollout = run(differs, device="none:3")

@@ -13,7 +13,12 @@ from hotpot.testing.toy_weights import ROUNDING, number_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TOY = ("learner.learning_rate=0", "run.self_test=false", "evaluation.every_updates=0")
+TOY = (
+    "engine.max_concurrency=3",
+    "learner.learning_rate=0",
+    "run.self_test=false",
+    "evaluation.every_updates=0",
+)
 WORKER = Path(__file__).with_name("topology_toy_worker.py")
 STEPS = "select trajectory_id, step, sampled_tokens, model_logprobs, policy_version, policy_checksum, span_policy_version, span_policy_length, reused_tokens, context_tokens from steps"
 

@@ -15,7 +15,7 @@ METRICS = (
         "sum(reused_tokens)", "sum(context_tokens)", source=_STEPS, cuts=_CUTS,
         healthy="above 0.9 from the second step of an episode on; at the first, the share of a group's common prompt",
         remedy="Cut by step and env: low everywhere means that something changes the prefix (a template, a date), or that the "
-        "cache is too small; low at later steps only, that a session loses its place (engine/preemptions).",
+        "cache is too small; low at later steps only, that a session loses its place (rollout/preemptions_per_step).",
     ),
     define(
         "engine/prefill_tokens", "steps", "tokens",
@@ -30,14 +30,6 @@ METRICS = (
         "sum(context_tokens - reused_tokens)", "count(*)", source=_STEPS, cuts=_CUTS,
         healthy="from the second step on, the length of a tool's reply",
         remedy="As for engine/prefix_hit_share.",
-    ),
-    define_gauge(
-        "engine/preemptions", "preemptions",
-        "Times a request lost its place in the engine's memory and was taken up again later, in answers since the process "
-        "began.",
-        "0, or few beside the steps",
-        "Each computes a context again: raise the engine's memory, or lower engine.max_concurrency.",
-        largest=True,
     ),
     define_gauge(
         "engine/incremental_difference_max", "nats",

@@ -71,8 +71,7 @@ class RolloutCounts:
     """What a rollout has done since it was made. ``failures`` counts failed tries by reason, ``overrides`` those of them
     that an environment's try to say how the agent is sampled came to, by reason.
 
-    ``engine_steps`` calls of the engine, ``requests_in_engine`` the requests it held, summed over those calls,
-    ``preemptions`` what its answers report of them.
+    ``engine_steps`` calls of the engine, ``requests_in_engine`` the requests it held, summed over those calls.
     """
 
     started: int = 0
@@ -84,7 +83,6 @@ class RolloutCounts:
     redactions: int = 0
     engine_steps: int = 0
     requests_in_engine: int = 0
-    preemptions: int = 0
 
 
 def readable(reason: str) -> str:

@@ -233,7 +233,6 @@ class Rollout:
                 )
             self._abandoned.discard(generation.request_id)
             return
-        self.counts.preemptions += generation.report.num_preemptions
         episode = work.running = flight.episode
         try:
             episode.receive(generation, waited_s=self._worked_s - flight.since_s)

@@ -2,6 +2,8 @@
 
 ``records``   valid rows and trajectories with jitter
 ``engine``    a fake engine that samples from a script
+``defaulting``  an engine that samples with defaults of its own, whatever it is asked
+``toy_weights``  weights from whose log-probabilities their version is read
 ``environments``  a scripted environment that fails and misbehaves on request
 ``coin``      a tiny environment that a tiny policy can play
 ``contracts_engine``  the contract of an engine, as functions

@@ -18,6 +18,7 @@ import numpy as np
 from hotpot.engine import Engine
 from hotpot.errors import EngineError, SamplingOverrideError
 from hotpot.types import (
+    EngineInfo,
     FinishReason,
     Generation,
     GenerationRequest,
@@ -111,7 +112,7 @@ def answers_each_request_once(case: EngineCase) -> None:
         _check(sum(s.length for s in answer.versions) == count, name + f"spans {answer.versions}")
         _check({s.policy_version for s in answer.versions} == {info.policy_version}, name + "version")
         _check({s.checksum for s in answer.versions} == {info.checksum}, name + "checksum")
-        _check(answer.report.sampling == request.sampling, name + f"reports {answer.report.sampling}")
+        _check_report(answer, request, info)
     _check(engine.step() == [], "a step with nothing to do returned something")
     engine.close()
 
@@ -304,6 +305,16 @@ def _refused(engine: Engine, request: GenerationRequest, named: str) -> None:
         _check(named in str(error), f"the message does not name {named!r}: {error}")
         return
     raise AssertionError(f"a request that can't be served was taken: {request}")
+
+
+def _check_report(answer: Generation, request: GenerationRequest, info: EngineInfo) -> None:
+    """The report says what was asked, and what the engine says of itself."""
+    report, name = answer.report, f"{request.request_id}: "
+    _check(report.sampling == request.sampling, name + f"reports {report.sampling}")
+    own = (report.engine, report.precision, report.device_kind)
+    _check(own == (info.engine, info.precision, info.device_kind), name + f"reports {own}, info() is {info}")
+    _check(0 <= report.reused_tokens < len(request.prompt), name + f"{report.reused_tokens} tokens reused")
+    _check(report.num_preemptions >= 0, name + f"{report.num_preemptions} preemptions")
 
 
 def _check(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as the assertion it is

@@ -63,14 +63,17 @@ def measure_incremental(
 ) -> IncrementalDifference:
     """Ask ``engine`` again for steps of ``trajectories`` that policy ``versions`` sampled, all of them with ``weights``.
 
-    They are published anew before each, which takes as many versions and makes the engine forget. Costs :data:`NUM_STEPS` whole contexts and a few tokens of each.
+    Where it has something left of an earlier question they are published anew, which takes a version and makes it forget.
+    Costs :data:`NUM_STEPS` whole contexts and a few tokens of each.
     """
     largest: float | None = None
     worst, num_tokens, others = "", 0, 0
     chosen = _incremental_steps(trajectories, versions)
     for number, (step, context) in enumerate(chosen):
-        engine.publish(weights, engine.info().policy_version + 1)
         answer = ask(engine, _again(number, step, context, sampling))
+        if answer.report.reused_tokens:
+            engine.publish(weights, engine.info().policy_version + 1)
+            answer = ask(engine, _again(number, step, context, sampling))
         gap = gaps(answer, step.sampled_tokens, step.model_logprobs)
         if not len(gap):
             others += 1

@@ -326,6 +326,8 @@ class EmbeddedEngine:
         """Let the request in ``row`` wait again, with what it has sampled."""
         flight = self._by_row[row]
         flight.sampled = self._rows.sampled(row)
+        # Weights may be published before it goes on.
+        self._close_span(flight)
         self._memory.seal(row, self._rows.context(row), int(self._rows.cached[row]))
         self._leave(row)
         self._scheduler.preempt(flight.request.request_id)
@@ -395,11 +397,13 @@ class EmbeddedEngine:
         )
 
     def _close_span(self, flight: Flight) -> None:
-        length = int(self._rows.count[flight.row]) - sum(span.length for span in flight.spans)
+        """Note that the serving weights sampled what ``flight`` has sampled since its last span."""
+        spans = flight.spans
+        length = int(self._rows.count[flight.row]) - sum(span.length for span in spans)
+        if length and spans and spans[-1].policy_version == self._version:
+            length += spans.pop().length
         if length:
-            flight.spans.append(
-                VersionSpan(policy_version=self._version, checksum=self._checksum, length=length)
-            )
+            spans.append(VersionSpan(policy_version=self._version, checksum=self._checksum, length=length))
 
     def _finish(self, row: int) -> Generation:
         flight, done = self._by_row[row], self._rows.sampled(row)
