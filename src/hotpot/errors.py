@@ -11,7 +11,8 @@ The tree::
     ├── EnvironmentFailure  an environment broke (infrastructure, never a reward of 0)
     ├── ToolError           a tool refuses a call; its text goes to the model and the episode goes on
     ├── EngineError         an engine refused or failed a request
-    │   └── SamplingOverrideError  a request's sampling parameters differ from the frozen ones
+    │   ├── SamplingOverrideError  a request's sampling parameters differ from the frozen ones
+    │   └── ContextFullError       a request's prompt leaves no room in the engine's context
     ├── StoreError          the experience store could not keep its promise
     │   ├── LedgerError         an impossible state change, or a lost lease
     │   ├── DiskBudgetError     the run would take more of the disk than it may
@@ -64,6 +65,10 @@ class EngineError(HotpotError):
 
 class SamplingOverrideError(EngineError):
     """A request's sampling parameters differ from those frozen for its purpose."""
+
+
+class ContextFullError(EngineError):
+    """A request's prompt leaves no room to sample a token. Whoever asked ends the episode for that reason."""
 
 
 class StoreError(HotpotError):

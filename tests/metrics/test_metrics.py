@@ -61,13 +61,15 @@ def make_rows() -> Rows:
             env_version = "env@2+b" if issue > 6 else "env@1+a"
             row = dataclasses.replace(
                 made.row, env_version=env_version, tool_errors=int(random.integers(0, 2)),
-                end_reason="max_steps" if random.random() < 0.3 else "answered",
+                end_reason=("max_context" if issue == 8 else "max_steps") if random.random() < 0.3 else "answered",
             )  # fmt: skip
             trajectories.append(row)
             steps += [
                 dataclasses.replace(
                     step, env_version=env_version, generate_s=float(random.random()), queue_s=float(random.random()),
                     environment_s=float(random.random()), temperature=0.0 if issue == 9 and step.step == 0 else 1.0,
+                    num_preemptions=int(random.integers(0, 3)),
+                    **_change(issue, sample, step.step),
                 )
                 for step in made.steps
             ]  # fmt: skip
@@ -98,6 +100,15 @@ def _refused(trajectories: list[TrajectoryRow]) -> list[QuarantineRow]:
             )
         )  # fmt: skip
     return found
+
+
+def _change(issue: int, sample: int, step: int) -> dict[str, Any]:
+    """Return what the context limit did: cut one, handed over notes, some of which were lost."""
+    changes = {1: ("truncated", 9), 4: ("handover", 0), 5: ("handover", 0)}
+    change, dropped = changes.get(issue, ("none", 0)) if step == 0 and sample else ("none", 0)
+    if issue in {4, 5} and step == 1:
+        change, dropped = (("segmented", 30), ("fallback", 4))[sample % 2]
+    return {"context_change": change, "context_dropped_tokens": dropped}
 
 
 EVENTS = (("publish", 1), ("non_finite", 1), ("exploding", 2), ("non_finite", 2), ("non_finite", 3))
@@ -218,6 +229,33 @@ def of_updates(rows: Rows, column: str) -> float:
     return sum(getattr(row, column) for row in rows["updates"])
 
 
+def steps_of(rows: Rows) -> dict[str, list[StepRow]]:
+    found: dict[str, list[StepRow]] = {}
+    for step in sorted(training(rows["steps"]), key=lambda step: step.step):
+        found.setdefault(step.trajectory_id, []).append(step)
+    return found
+
+
+def context_limit_share(rows: Rows) -> float:
+    met = {name for name, steps in steps_of(rows).items() if any(s.context_change != "none" for s in steps)}
+    return mean(
+        [t.trajectory_id in met or t.end_reason == "max_context" for t in training(rows["trajectories"])]
+    )
+
+
+def windows_mean(rows: Rows) -> float:
+    return mean([1 + sum(s.context_dropped_tokens > 0 for s in steps) for steps in steps_of(rows).values()])
+
+
+def notes_lost_share(rows: Rows) -> float:
+    lost = []
+    for steps in steps_of(rows).values():
+        for step, after in zip(steps, [*steps[1:], None], strict=True):
+            if step.context_change == "handover":
+                lost.append(after is None or after.context_change != "segmented")
+    return mean(lost)
+
+
 PLAIN: dict[str, Callable[[Rows], float]] = {
     "rollout/trajectories_per_s": lambda r: len(training(r["trajectories"])) / wall_s(training(r["trajectories"])),
     "rollout/sampled_tokens_per_s": lambda r: sum(t.num_sampled_tokens for t in training(r["trajectories"]))
@@ -249,6 +287,13 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "rollout/reward_mean": lambda r: mean([t.reward for t in training(r["trajectories"])]),
     "rollout/reward_variance": lambda r: float(np.var([t.reward for t in training(r["trajectories"])])),
     "rollout/success_rate": lambda r: mean([t.success for t in training(r["trajectories"])]),
+    "rollout/context_limit_share": context_limit_share,
+    "rollout/context_dropped_tokens": lambda r: mean(
+        [s.context_dropped_tokens for s in training(r["steps"]) if s.context_dropped_tokens]
+    ),
+    "rollout/windows_mean": windows_mean,
+    "rollout/notes_lost_share": notes_lost_share,
+    "rollout/preemptions_per_step": lambda r: mean([s.num_preemptions for s in r["steps"]]),
     "rollout/segments_mean": lambda r: mean([t.num_segments for t in training(r["trajectories"])]),
     "gate/refused_share": lambda r: 7 / (7 + len(r["trajectories"])),
     "gate/refused_records": lambda r: 7,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hotpot.engine.randomness import check_key
-from hotpot.errors import EngineError, SamplingOverrideError
+from hotpot.errors import ContextFullError, EngineError, SamplingOverrideError
 from hotpot.types import GenerationRequest, Purpose, SamplingParams
 
 
@@ -74,7 +74,7 @@ class RequestGate:
         if prompt.size == 0:
             raise EngineError(f"{name}: the prompt is empty; give at least one token")
         if prompt.size >= self._max_context:
-            raise EngineError(
+            raise ContextFullError(
                 f"{name}: the prompt has {prompt.size} tokens and the context holds {self._max_context}, which leaves "
                 "no room to sample one; end the episode, or raise rollout.max_context_tokens"
             )

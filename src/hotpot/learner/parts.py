@@ -42,8 +42,8 @@ class Parts:
             )
         if settings.gradient_checkpointing and not policy.checkpoints:
             raise LearnerError(
-                f"learner.gradient_checkpointing = true, and a {type(policy).__name__} can't compute its layers again; set it "
-                "to false, or choose a model that Hotpot's own decoder computes"
+                f"learner.gradient_checkpointing = true, and the layers of this {type(policy).__name__} can't be computed "
+                "again (transformers marks them where they can); set it to false, or choose another model"
             )
         self.critic = None if settings.critic == "none" else Critic(policy, settings.critic)
         self.policy = policy if self.adapters is None else self.adapters.policy

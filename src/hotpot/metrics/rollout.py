@@ -179,10 +179,10 @@ _REWARD = (
     ),
     define(
         "rollout/segments_mean", "trajectories", "segments",
-        "Mean segments per training trajectory: 1 + the times a template rewrote history.",
+        "Mean segments per training trajectory: 1 + the times a template rewrote history or the context limit did.",
         "sum(num_segments)", "count(*)", mask=_TRAINING,
-        healthy="exactly 1 unless windows are asked for",
-        remedy="The chat template rewrites history: use one that only appends.",
+        healthy="exactly 1 unless windows are asked for (rollout.context_overflow)",
+        remedy="Above rollout/windows_mean the chat template rewrites history: use one that only appends.",
     ),
 )  # fmt: skip
 

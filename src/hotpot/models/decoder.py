@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hotpot.models.decoder_config import DecoderConfig, config_to_dict
 from hotpot.models.disk import write_json, write_tensors
+from hotpot.models.elementwise import Rotary, rms_norm, rotate, swiglu
 from hotpot.models.policy import PastTokens, Policy
 
 
@@ -61,7 +62,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` float ``[..., size]``."""
-        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps)
+        return rms_norm(x.to(self.weight.dtype), self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -82,7 +83,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         positions: Tensor,
         cache: PastTokens | None,
         rows: slice | Tensor | None,
@@ -121,7 +122,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x`` float ``[..., hidden_size]`` to the same shape."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
         return out
 
 
@@ -138,7 +139,7 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         positions: Tensor,
         cache: PastTokens | None,
         rows: slice | Tensor | None,
@@ -234,10 +235,3 @@ def _kept_by_its_input(layer: nn.Module, *given: object) -> Tensor:
     """Return what ``layer`` makes of ``given``; it is computed again for the gradient. No layer draws random numbers."""
     out: Tensor = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
     return out
-
-
-def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply the rotary embedding (halves convention) to ``x`` float ``[B, heads, T, head_dim]``."""
-    cos, sin = rotary
-    first, second = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)

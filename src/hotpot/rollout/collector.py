@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hotpot.config import RolloutSection
 from hotpot.engine import Engine
 from hotpot.envs import BoundEnvironment
-from hotpot.errors import EngineError, EnvironmentFailure
+from hotpot.errors import ContextFullError, EngineError, EnvironmentFailure
 from hotpot.experience.crashpoints import reach
 from hotpot.rollout.attempts import STOPPED, AttemptLog, RolloutCounts, Try, readable, tally
 from hotpot.rollout.clock import Clock
@@ -239,8 +239,22 @@ class Rollout:
         request = episode.next_request()
         if request is None:
             raise EngineError(f"episode {episode.attempt_id} has neither ended nor anything to ask")
-        self._engine.submit(request)
+        try:
+            self._engine.submit(request)
+        except ContextFullError as refusal:
+            self._end_for_room(episode, str(refusal), work)
+            return
         work.flights[request.request_id] = _Flight(episode=episode, since_s=self._worked_s)
+
+    def _end_for_room(self, episode: Episode, reason: str, work: _Work) -> None:
+        """End an episode whose request the engine has no room for, though it said so when the collection began."""
+        try:
+            episode.refused_for_room(reason)
+        except EnvironmentFailure as failure:
+            self._fail(episode, str(failure), work)
+        else:
+            work.finished.append(episode)
+            self._close(episode)
 
     def _take_finished(self, work: _Work) -> list[Trajectory]:
         """Return the trajectories of the episodes at their end; from here on these count as finished."""

@@ -44,6 +44,7 @@ def make_engine(
         max_context_tokens=recipe.rollout.max_context_tokens,
         sampling=sampling,
         policy_version=version,
+        forgetful=recipe.run.deterministic,
     )
 
 

@@ -7,6 +7,7 @@
 
 from hotpot.types.episode import (
     Action,
+    ContextChange,
     EndReason,
     Message,
     Observation,
@@ -55,6 +56,7 @@ __all__ = [
     "Action",
     "AttemptRow",
     "ConsumptionRow",
+    "ContextChange",
     "EndReason",
     "EngineInfo",
     "EngineReport",

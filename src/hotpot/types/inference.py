@@ -96,7 +96,11 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """What the engine really did for one generation, as it states it."""
+    """What the engine really did for one generation, as it states it.
+
+    ``reused_tokens``: of the prompt, those whose keys and values were not computed for this request. ``num_preemptions``: times
+    it had to give its memory back and wait.
+    """
 
     engine: str
     precision: str
@@ -106,6 +110,7 @@ class EngineReport:
     reused_tokens: int
     queue_s: float
     generate_s: float
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
