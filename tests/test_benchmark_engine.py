@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
     def reply(self, body):
         self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers(); self.wfile.write(body)
 
-assert sys.argv[1] == "serve"
+assert sys.argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 '''
 

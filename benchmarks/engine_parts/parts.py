@@ -16,7 +16,7 @@ from engine_parts.work import ROOT, BatchSizes, EpisodeSizes
 from hotpot.engine.embedded import EmbeddedEngine
 
 WORKLOADS = ("episodes", "smollm2", "tiny")
-VLLM = Path(os.environ.get("VLLM_VENV", str(ROOT / ".venv-vllm"))) / "bin" / "vllm"
+VLLM = Path(os.environ.get("VLLM_VENV", str(ROOT / ".venv-vllm"))) / "bin" / "python"
 RECIPE, SEED = ROOT / "recipes" / "order_desk.toml", 301
 
 Found = dict[str, Any]

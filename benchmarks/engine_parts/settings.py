@@ -30,8 +30,8 @@ def ours(concurrency: int) -> dict[str, Settings]:
     """Return the embedded engine's: threads, and the largest size of a forward pass."""
     many = len(CORES)
     found = {
-        f"{many} threads": {"threads": many, "engine": {"max_concurrency": concurrency}},
-        f"{many} threads, prefill 512": {
+        _threads(many): {"threads": many, "engine": {"max_concurrency": concurrency}},
+        f"{_threads(many)}, prefill 512": {
             "threads": many,
             "engine": {"max_concurrency": concurrency, "prefill_tokens": 512},
         },
@@ -45,15 +45,18 @@ def transformers() -> dict[str, Settings]:
     since it takes them from a GPU's memory otherwise."""
     many, cache = len(CORES), {"num_blocks": 128, "page_size": 256}
     found = {
-        f"{many} threads": {"threads": many, "batching": {**cache, "max_batch_tokens": 2048}},
-        f"{many} threads, batches of 512": {"threads": many, "batching": {**cache, "max_batch_tokens": 512}},
+        _threads(many): {"threads": many, "batching": {**cache, "max_batch_tokens": 2048}},
+        f"{_threads(many)}, batches of 512": {
+            "threads": many,
+            "batching": {**cache, "max_batch_tokens": 512},
+        },
         "1 thread": {"threads": 1, "batching": {**cache, "max_batch_tokens": 2048}},
     }
     return _first(found)
 
 
 def vllm() -> dict[str, Settings]:
-    """Return those of ``vllm serve``: compiled or not, and whether a core is left for its server and the driver."""
+    """Return those of ``vllm serve``: compiled or not, its threads bound to cores or not, and larger batches."""
     every, most = ",".join(map(str, CORES)), str(max(EPISODES.episodes, 2))
     space = {"VLLM_CPU_KVCACHE_SPACE": "4"}
     found = {
@@ -75,6 +78,10 @@ def vllm() -> dict[str, Settings]:
         },
     }
     return _first(found)
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def _first(found: dict[str, Settings]) -> dict[str, Settings]:

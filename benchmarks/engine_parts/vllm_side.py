@@ -1,8 +1,9 @@
-"""vLLM's side: ``vllm serve`` in its own environment, driven over HTTP with token ids, one connection an episode.
+"""vLLM's side: its server in its own environment, driven over HTTP with token ids, one connection an episode.
 
-Sampled ids and their log-probabilities are asked for, since that is what learning needs and ours come with every token. The
-sampling defaults of the model folder are not used; no token ends a generation. No request has a seed, which vLLM would pay for
-with a generator of its own; ours are always reproducible.
+The server is started as the module that ``vllm serve`` runs: the command itself fails in the CPU build 0.32.0, which looks for
+another package's name. Sampled ids and their log-probabilities are asked for, since that is what learning needs and ours come
+with every token. The sampling defaults of the model folder are not used; no token ends a generation. No request has a seed,
+which vLLM would pay for with a generator of its own; ours are always reproducible.
 """
 
 import json
@@ -28,7 +29,7 @@ NAME = "policy"
 
 
 class VllmSide:
-    """A running server with one of its settings: ``options`` of its command line, ``environment`` on top of ours."""
+    """A running server with one of its settings: ``program`` is its environment's Python, ``options`` of its command line, ``environment`` on top of ours."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class VllmSide:
         self.sizes, self.text, self.log = sizes, Text(PolicyTokenizer.load(folder)), log
         self.port = _free_port()
         command = [
-            str(program), "serve", str(folder), "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(self.port),
+            str(program), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(self.port),
             "--dtype", "float32", "--max-model-len", str(sizes.longest + 1), "--enable-prefix-caching",
             "--generation-config", "vllm", *options,
         ]  # fmt: skip

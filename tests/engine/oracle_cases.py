@@ -32,7 +32,7 @@ def prompts(
     text = tokenizer.encode_text((ROOT / "LICENSE").read_text() + (ROOT / "docs" / "glossary.md").read_text())
     dialect, found = Dialect(tokenizer), []
     for index in range(count):
-        length = 1 + round((longest - 1) * (index / (count - 1)) ** 2)
+        length = 1 + round((longest - 1) * (index / (count - 1)) ** 3)
         start = 97 * index % (len(text) - longest)
         piece = text[start : start + length]
         if index % 2:
