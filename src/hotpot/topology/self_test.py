@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 
 from hotpot.config import Recipe
 from hotpot.config.sections.run import SELF_TEST_TOLERANCE
+from hotpot.engine import Engine
+from hotpot.engine.remote import RemoteEngine
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
 from hotpot.learner.scoring import Scored, score_sequences
 from hotpot.topology.batch import UpdateBatch, learnable
-from hotpot.topology.engines import frozen_sampling, make_engine
+from hotpot.topology.engines import frozen_sampling, spare_engine
 from hotpot.topology.publish_check import check_publish
 from hotpot.types import (
     Purpose,
@@ -51,30 +53,32 @@ class Agreed:
 
 
 def run_self_test(
-    recipe: Recipe, learner: Learner, batch: UpdateBatch, *, policy_version: int
+    recipe: Recipe,
+    learner: Learner,
+    batch: UpdateBatch,
+    *,
+    policy_version: int,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Make all checks on the first batch and return what the event ``self_test`` says: ``problem`` and the figures.
 
     ``policy_version`` is the one that the learner's weights are served as. An engine of the recipe's kind is made for
-    the publishes, so that the run's own keeps its versions.
+    the publishes, so that the run's own, ``engine``, keeps its versions.
     """
     told, sampling = recipe.run.self_test_tolerance, frozen_sampling(recipe)
-    tolerance = told or SELF_TEST_TOLERANCE[learner.precision]
+    served = engine.info().precision if isinstance(engine, RemoteEngine) else "float32"
+    tolerance = told or max(SELF_TEST_TOLERANCE[learner.precision], _tolerance(served))
     agreed = check_agreement(learner, batch, policy_version=policy_version, tolerance=tolerance)
     problem = check_masks(batch) or agreed.problem
     if not problem:
-        small = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_concurrency": 1})})
-        engine = make_engine(small, learner.policy(), sampling, version=0)
-        try:
+        with spare_engine(recipe, learner.policy(), engine) as spare:
             problem = check_publish(
-                engine,
+                spare,
                 learner,
                 batch.collected[0],
                 sampling=sampling[Purpose.TRAINING],
-                tolerance=told or SELF_TEST_TOLERANCE["float32"],
+                tolerance=told or _tolerance(served),
             )
-        finally:
-            engine.close()
     return {
         "update": batch.update,
         "problem": problem,
@@ -86,6 +90,11 @@ def run_self_test(
         "tolerance": tolerance,
         "precision": learner.precision,
     }
+
+
+def _tolerance(precision: str) -> float:
+    """Return what an engine's log-probabilities may differ by where it computes in ``precision``."""
+    return SELF_TEST_TOLERANCE["float32" if precision == "float32" else "bfloat16"]
 
 
 def check_masks(batch: UpdateBatch) -> str:

@@ -185,7 +185,11 @@ class Session:
             return
         with self.timeline.span("self_test"):
             found = run_self_test(
-                self.recipe, self.learner, batch, policy_version=self.progress.policy_version
+                self.recipe,
+                self.learner,
+                batch,
+                policy_version=self.progress.policy_version,
+                engine=self.engine,
             )
         self.store.record([self.event("self_test", found)])
         if found["problem"]:
