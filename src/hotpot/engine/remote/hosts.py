@@ -109,17 +109,17 @@ class VllmHost:
     ) -> None:
         self.facts = facts
         self._http = http
-        self._process = process
+        self.process = process
         self._wait_s = wait_s
         self._labels = labels
 
     def revive(self, folder: Path) -> None:
         """Wait until it answers; where it is ours and does not, start it with ``folder``."""
-        if self._process is None:
+        if self.process is None:
             wait_healthy(self._http, "/health", self._wait_s)
-        elif self._process.exit_code() is not None or not healthy(self._http, "/health", _HEALTH_S):
-            self._process.start(folder)
-            wait_healthy(self._http, "/health", self._wait_s, self._process)
+        elif self.process.exit_code() is not None or not healthy(self._http, "/health", _HEALTH_S):
+            self.process.start(folder)
+            wait_healthy(self._http, "/health", self._wait_s, self.process)
 
     def put(self, folder: Path, label: str, *, keep: bool) -> None:
         """Pause, load, drop the prefix cache, name the weights, and go on whatever came of it."""
@@ -144,8 +144,8 @@ class VllmHost:
 
     def close(self) -> None:
         """End the server where it is ours."""
-        if self._process is not None:
-            self._process.stop()
+        if self.process is not None:
+            self.process.stop()
 
     def _drop_cache(self) -> None:
         for _ in range(_RESETS):

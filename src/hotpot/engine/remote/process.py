@@ -52,6 +52,11 @@ class ServerProcess:
         except OSError as error:
             raise EngineError(f"{command[0]} can't be started: {error}") from error
 
+    @property
+    def pid(self) -> int | None:
+        """Its process id, also that of its process group; None where it does not run."""
+        return None if self._process is None else self._process.pid
+
     def exit_code(self) -> int | None:
         """Return its exit code once it ended, None while it runs. Never started counts as ended, with -1."""
         return -1 if self._process is None else self._process.poll()
