@@ -34,7 +34,7 @@ def missing() -> str:
 def server() -> Iterator[Server]:
     if reason := missing():
         pytest.skip(reason)
-    with serving(precision="bfloat16", arguments=()) as found:
+    with serving(precision="bfloat16", eager=False) as found:
         yield found
 
 

@@ -55,6 +55,7 @@ class Bench:
         self.sampling = dict(CONTRACT_SAMPLING)
         self.server: StubServer | None = None
         self.engines: list[RemoteEngine] = []
+        self.context = CONTEXT
 
     @property
     def stub(self) -> StubServer:
@@ -73,7 +74,11 @@ class Bench:
     def make(self, settings: VllmEngineSection | OpenAIEngineSection) -> RemoteEngine:
         self.settings = settings
         engine = make_remote_engine(
-            decoder(0), weights(0), settings=settings, max_context_tokens=CONTEXT, sampling=self.sampling
+            decoder(0),
+            weights(0),
+            settings=settings,
+            max_context_tokens=self.context,
+            sampling=self.sampling,
         )
         self.engines.append(engine)
         return engine
@@ -254,6 +259,9 @@ def test_requests_under_way_go_on_under_the_new_weights_and_say_so(bench: Bench)
 
 def test_at_another_temperature_the_raw_log_probability_is_asked_for(bench: Bench) -> None:
     bench.sampling = {Purpose.TRAINING: SamplingParams(temperature=0.7)}
+    with pytest.raises(EngineError, match="one token of room"):
+        bench.vllm()
+    bench.context -= 1
     engine = bench.vllm()
     sampling = bench.sampling[Purpose.TRAINING]
     request = make_request(bench.case(bench.vllm), 0, sampling=sampling)

@@ -54,7 +54,7 @@ def test_at_another_temperature_both_log_probabilities_are_those_of_the_weights(
         decoder(0),
         weights(0),
         settings=server.settings.model_copy(update={"url": server.owner.url}),
-        max_context_tokens=CONTEXT,
+        max_context_tokens=CONTEXT - 1,
         sampling={Purpose.TRAINING: sampling},
     )
     request = make_request(server.case(lambda: engine), 0, sampling=sampling)
@@ -111,7 +111,7 @@ def test_the_order_desk_trains_through_it(tmp_path: Path, capfd: pytest.CaptureF
     assert main(["model", "warmstart", recipe, "warmstart.steps=300", "--out", str(model)]) == 0
     small = ["rollout.tasks_per_batch=4", "rollout.samples_per_task=4", "topology.updates=2"]
     small += ["evaluation.num_tasks_final=8", "evaluation.greedy=false", f"model.path={model}"]
-    engine = ["engine.kind=vllm", f"engine.python={vllm_python()}", "engine.arguments=['--enforce-eager']"]
+    engine = ["engine.kind=vllm", f"engine.python={vllm_python()}"]
     assert main(["train", recipe, *small, *engine, "--runs", str(runs), "--run-id", "through-vllm"]) == 0
     capfd.readouterr()
     run = str(runs / "through-vllm")

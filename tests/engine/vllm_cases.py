@@ -86,9 +86,7 @@ def make(settings: VllmEngineSection | OpenAIEngineSection, **changes: Any) -> R
 @contextmanager
 def serving(**changes: Any) -> Iterator[Server]:
     """Start a server; it ends with the block."""
-    settings = VllmEngineSection(
-        **{"python": vllm_python(), "max_concurrency": 32, "arguments": ("--enforce-eager",), **changes}
-    )
+    settings = VllmEngineSection(**{"python": vllm_python(), "max_concurrency": 32, **changes})
     owner = make(settings)
     try:
         yield Server(owner, settings)

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from hotpot.config.sections.base import Section
-from hotpot.config.sections.engines import AnyEngineSection, OpenAIEngineSection, RemoteSection
+from hotpot.config.sections.engines import AnyEngineSection, OpenAIEngineSection
 from hotpot.config.sections.learner import LearnerSection
 from hotpot.config.sections.models import ModelSection, WarmstartSection
 from hotpot.config.sections.rollout import EngineSection, EvaluationSection, RolloutSection, SamplingSection
@@ -69,8 +69,13 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _engine_fits(self) -> Self:
         engine = self.engine
-        if not isinstance(engine, RemoteSection):
+        if isinstance(engine, EngineSection):
             return self
+        if self.run.deterministic:
+            raise ValueError(
+                f"run.deterministic = true promises the same bits, and engine.kind = {engine.kind!r} has random numbers and "
+                "batches of its own; set engine.kind = 'embedded', or run.deterministic = false"
+            )
         if engine.max_tokens_in_flight < self.rollout.max_context_tokens:
             raise ValueError(
                 f"engine.max_tokens_in_flight = {engine.max_tokens_in_flight} is less than rollout.max_context_tokens = "

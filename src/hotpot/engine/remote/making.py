@@ -13,6 +13,7 @@ from hotpot.config.sections import OpenAIEngineSection, VllmEngineSection
 from hotpot.engine.remote.admission import Admission
 from hotpot.engine.remote.backoff import Backoff
 from hotpot.engine.remote.calls import Calls
+from hotpot.engine.remote.checking import needs_scores
 from hotpot.engine.remote.completions import CompletionsWire
 from hotpot.engine.remote.engine import Limits, RemoteEngine
 from hotpot.engine.remote.generate import GenerateWire
@@ -55,7 +56,13 @@ def make_remote_engine(
         stack.callback(store.close)
         served = store.make(weights, policy_version)
         if isinstance(settings, VllmEngineSection):
-            http, host = _vllm(settings, store.root, served.folder, max_context_tokens, stack)
+            http, host = _vllm(
+                settings,
+                store.root,
+                served.folder,
+                _model_context(policy, max_context_tokens, sampling),
+                stack,
+            )
             wire: Wire = GenerateWire(settings.model)
         else:
             http, host = _openai(settings, served.folder)
@@ -159,15 +166,29 @@ def _assemble(
         raise
 
 
+def _model_context(
+    policy: Policy, max_context_tokens: int, sampling: Mapping[Purpose, SamplingParams]
+) -> int:
+    """Return the context a server is started with: one more token where whole contexts are scored behind."""
+    scored = any(needs_scores(params) for params in sampling.values())
+    longest = policy.config.max_context_tokens
+    if scored and max_context_tokens == longest:
+        raise EngineError(
+            f"rollout.max_context_tokens = {max_context_tokens} is all the model is built for, and off temperature 1 a server "
+            "scores a whole context only with one token of room; lower it by 1"
+        )
+    return max_context_tokens + scored
+
+
 def _vllm(
-    settings: VllmEngineSection, root: Path, folder: Path, max_context_tokens: int, stack: ExitStack
+    settings: VllmEngineSection, root: Path, folder: Path, model_context: int, stack: ExitStack
 ) -> tuple[Http, Host]:
     """Return the server, up: the one at ``settings.url``, or one that is started with ``folder``."""
     url, process = settings.url, None
     if url is None:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        process = _process(settings, port, root, max_context_tokens)
+        process = _process(settings, port, root, model_context)
         stack.callback(process.stop)
     http = Http(url)
     facts = Facts(engine="vllm", precision=settings.precision, device="unknown", num_threads=0)
@@ -197,7 +218,7 @@ def _openai(settings: OpenAIEngineSection, folder: Path) -> tuple[Http, Host]:
     return http, host
 
 
-def _process(settings: VllmEngineSection, port: int, root: Path, max_context_tokens: int) -> ServerProcess:
+def _process(settings: VllmEngineSection, port: int, root: Path, model_context: int) -> ServerProcess:
     python = settings.python
     if not python.is_file():
         raise EngineError(
@@ -210,11 +231,12 @@ def _process(settings: VllmEngineSection, port: int, root: Path, max_context_tok
             *("-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(folder), "--served-model-name", settings.model),
             *("--host", "127.0.0.1", "--port", str(port)),
-            *("--dtype", settings.precision, "--max-model-len", str(max_context_tokens)),
+            *("--dtype", settings.precision, "--max-model-len", str(model_context)),
             *("--max-num-seqs", str(settings.max_concurrency)),
             *("--kv-cache-memory-bytes", str(settings.kv_cache_bytes)),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--enable-scale-out", "--enable-prompt-tokens-details", "--skip-tokenizer-init"),
+            *(["--enforce-eager"] if settings.eager else []),
             *settings.arguments,
         ]
 
