@@ -36,6 +36,7 @@ class StubServer:
         self.out = self.most_out = 0
         self.logprobs_mode = "processed_logprobs"
         self.slow_s = 0.0
+        self.cache_tokens = 100_000
         self._sampling = {**sampling, Purpose.EVALUATION: SamplingParams()}
         self._max_context = max_context_tokens
         self._lock = threading.Lock()
@@ -83,7 +84,13 @@ class StubServer:
             "/health": {},
             "/v1/models": {"data": [{"id": "policy"}]},
             "/weight_info": {"weight_version": self.label},
-            "/server_info": {"vllm_config": {"model_config": model, "device_config": {"device_type": "cpu"}}},
+            "/server_info": {
+                "vllm_config": {
+                    "model_config": model,
+                    "device_config": {"device_type": "cpu"},
+                    "cache_config": {"kv_cache_size_tokens": self.cache_tokens},
+                }
+            },
         }.get(path.partition("?")[0])
 
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -192,8 +192,10 @@ def test_closing_breaks_off_what_hangs(bench: Bench) -> None:
     assert time.perf_counter() - began < 1.0
 
 
-def test_no_more_tokens_are_out_than_the_budget_holds_and_all_are_answered(bench: Bench) -> None:
-    engine = bench.vllm(max_tokens_in_flight=64)
+@pytest.mark.parametrize("who", ["recipe", "server"])
+def test_no_more_tokens_are_out_than_the_budget_holds_and_all_are_answered(who: str, bench: Bench) -> None:
+    bench.stub.cache_tokens = 64 if who == "server" else 100_000
+    engine = bench.vllm(max_tokens_in_flight=64 if who == "recipe" else 5000)
     bench.stub.most_out = 0
     bench.stub.slow_s = 0.001
     answers = ask(bench, engine, *range(40), prompt=np.ones(20, dtype=np.int32), max_tokens=10)
@@ -298,3 +300,5 @@ def test_weights_of_another_shape_are_refused_before_the_server_hears_of_them(be
         engine.publish(spoiled, 1)
     assert engine.info().policy_version == 0
     assert list(ask(bench, engine, 1)) == ["r1"]
+    for number in (1, 2):  # the copy that serves was not written over
+        assert engine.publish(weights(number), number).checksum == checksum(weights(number))

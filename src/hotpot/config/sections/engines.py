@@ -15,8 +15,9 @@ class RemoteSection(Section):
     max_concurrency: PositiveInt = 64
     """Requests that are out at once."""
     max_tokens_in_flight: PositiveInt = 65536
-    """Tokens of all requests that are out (prompt and what they may sample); further ones wait. Keep it below what the
-    server's key/value cache holds, or it preempts. At least rollout.max_context_tokens."""
+    """Tokens of all requests that are out (prompt and what they may sample); further ones wait. At most what the server's
+    key/value cache holds, where it says so (vLLM); else keep it below that, or it preempts. At least
+    rollout.max_context_tokens."""
     request_timeout_s: PositiveFloat = 120.0
     """Longest time for one try at a request."""
     retries: NonNegativeInt = 6

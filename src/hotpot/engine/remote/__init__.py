@@ -1,7 +1,9 @@
 """Engines behind HTTP: vLLM, and servers that speak OpenAI's completions.
 
 ``making``      from a recipe's section to an engine; starts vLLM where it is to
-``engine``      the five calls of an engine: guards, requests under way, publish, recovery
+``engine``      the five calls of an engine: guards, requests under way, recovery
+``serving``     which weights the server serves, verified
+``questions``   one request as a piece of work
 ``admission``, ``backoff``   who goes out when, and when again (pure)
 ``wire``, ``completions``, ``generate``   requests and answers as JSON (pure)
 ``checking``, ``probes``   what is believed of an answer, and of a publish (pure)

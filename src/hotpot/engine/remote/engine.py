@@ -18,31 +18,20 @@ the server gives none, whose publish) was verified; an accepted request is answe
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from hotpot.engine.gate import RequestGate
-from hotpot.engine.remote import probes
 from hotpot.engine.remote.admission import Admission
-from hotpot.engine.remote.calls import Answered, Asker, Broken, Calls, Failed, Outcome
-from hotpot.engine.remote.checking import (
-    TAKEN_BACK,
-    check_answer,
-    check_logprobs,
-    check_stretches,
-    needs_scores,
-    to_generation,
-)
-from hotpot.engine.remote.hosts import Host
-from hotpot.engine.remote.weights import Served, WeightStore, score
-from hotpot.engine.remote.wire import Answer, ScoringWire, Wire, WireError
+from hotpot.engine.remote.calls import Answered, Calls, Failed, Outcome
+from hotpot.engine.remote.checking import needs_scores, to_generation
+from hotpot.engine.remote.hosts import Facts
+from hotpot.engine.remote.questions import Questions, Result
+from hotpot.engine.remote.serving import Serving
 from hotpot.errors import EngineError
 from hotpot.models import Weights
 from hotpot.types import (
     EngineInfo,
     EngineReport,
-    FinishReason,
     Generation,
     GenerationRequest,
     PublishReport,
@@ -63,7 +52,6 @@ class Limits:
     max_concurrency: int
     request_timeout_s: float
     recoveries: int
-    tolerance: float
     keep_in_flight: bool
 
 
@@ -74,30 +62,20 @@ class _Flight:
     epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    answer: Answer
-    finish: FinishReason
-    scores: tuple[float, ...] | None
-
-
 class RemoteEngine:
-    """Implements :class:`hotpot.engine.Engine` over a wire and a host. Made by ``making``.
+    """Implements :class:`hotpot.engine.Engine` over a server. Made by :mod:`hotpot.engine.remote.making`.
 
-    ``on_close`` is called once, at the end. ``served`` is put on the host, where it takes weights, and verified before the
+    ``on_close`` is called once, at the end. The weights of ``serving`` are put on the server and verified before the
     constructor returns.
     """
 
     def __init__(
         self,
         *,
-        wire: Wire,
-        host: Host,
+        serving: Serving,
+        questions: Questions,
         calls: Calls,
-        store: WeightStore,
-        served: Served,
         url: str,
-        model: str,
         vocab_size: int,
         sampling: Mapping[Purpose, SamplingParams],
         admission: Admission,
@@ -105,15 +83,10 @@ class RemoteEngine:
         on_close: Callable[[], None],
     ) -> None:
         self.gate = RequestGate(sampling, vocab_size=vocab_size, max_context_tokens=limits.max_context_tokens)
-        self.host = host
         self.url = url
-        self._store = store
-        self._wire = wire
+        self.serving = serving
+        self._questions = questions
         self._calls = calls
-        self._served = served
-        self._known = {served.label: served}
-        self._model = model
-        self._vocab_size = vocab_size
         self._admission = admission
         self._limits = limits
         self._on_close = on_close
@@ -122,18 +95,15 @@ class RemoteEngine:
         self._ready: list[Generation] = []
         self._epoch = 0
         self._recoveries = 0
-        self._checks = 0
         self._closed = False
         scored = [purpose for purpose, params in sampling.items() if needs_scores(params)]
-        if scored and (limits.keep_in_flight or not hasattr(wire, "scoring_call")):
+        if scored and (limits.keep_in_flight or not questions.scores):
             raise EngineError(
                 f"{scored[0].value} samples from {sampling[scored[0]]}, where the raw model's log-probability is another number "
                 "than the server's: with engine.in_flight = 'finish' the vllm kind asks for it, others can't; sample at "
                 "temperature 1 without filters"
             )
-        if host.takes_weights:
-            host.put(served.folder, served.label, keep=False)
-        self._verify(served, None)
+        serving.take()
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request; see :meth:`hotpot.engine.Engine.submit`."""
@@ -143,7 +113,7 @@ class RemoteEngine:
             raise EngineError(
                 f"request {request.request_id!r} is in flight already; give each request in flight its own id"
             )
-        self._admission.offer(request.request_id, request.prompt.size + self._asked(request))
+        self._admission.offer(request.request_id, request.prompt.size + self._questions.asked(request))
         self._flights[request.request_id] = _Flight(request=request, submitted_s=time.perf_counter())
 
     def step(self) -> list[Generation]:
@@ -168,22 +138,19 @@ class RemoteEngine:
         """
         self._check_open()
         started = time.perf_counter()
-        former = self._served
-        if policy_version <= former.policy_version:
+        served = self.serving.current.policy_version
+        if policy_version <= served:
             raise EngineError(
-                f"policy version {policy_version} does not grow: {former.policy_version} is being served; "
+                f"policy version {policy_version} does not grow: {served} is being served; "
                 "versions are never reused, take the next one"
             )
-        made = self._store.make(weights, policy_version)
         self._admission.hold()
         try:
             if not self._limits.keep_in_flight:
                 self._drain()
-            self._replace(made, former)
+            made = self.serving.replace(weights, policy_version)
         finally:
             self._admission.release()
-        self._served = made
-        self._known[made.label] = made
         return PublishReport(
             policy_version=policy_version, checksum=made.checksum, seconds=time.perf_counter() - started
         )
@@ -191,14 +158,14 @@ class RemoteEngine:
     def info(self) -> EngineInfo:
         """Return what the engine serves right now, and its limits."""
         self._check_open()
-        facts = self.host.facts
+        facts, served = self._facts, self.serving.current
         return EngineInfo(
             engine=facts.engine,
             precision=facts.precision,
             device=facts.device,
             num_threads=facts.num_threads,
-            policy_version=self._served.policy_version,
-            checksum=self._served.checksum,
+            policy_version=served.policy_version,
+            checksum=served.checksum,
             max_context_tokens=self._limits.max_context_tokens,
             max_concurrency=self._limits.max_concurrency,
         )
@@ -217,39 +184,20 @@ class RemoteEngine:
         try:
             self._on_close()
         finally:
-            self._store.close()
+            self.serving.close()
 
-    def retake(self) -> None:
-        """Put this engine's weights on the host again, after somebody borrowed it."""
-        self.host.put(self._served.folder, self._served.label, keep=self._limits.keep_in_flight)
-        self._verify(self._served, None)
+    @property
+    def _facts(self) -> Facts:
+        return self.serving.host.facts
 
     # ---- requests ----
-
-    def _asked(self, request: GenerationRequest) -> int:
-        """Return how many tokens the server is asked for."""
-        return min(request.max_tokens, self._limits.max_context_tokens - request.prompt.size)
 
     def _send(self) -> None:
         for request_id in self._admission.admit():
             flight = self._flights[request_id]
             flight.epoch = self._epoch
-            self._calls.send(request_id, self._epoch, self._work(flight.request, self._served.label))
-
-    def _work(self, request: GenerationRequest, salt: str) -> Callable[[Asker], _Result]:
-        wire, asked = self._wire, self._asked(request)
-
-        def work(asker: Asker) -> _Result:
-            answer = wire.read(asker.ask(wire.call(request, max_tokens=asked, salt=salt)))
-            if answer.finish == TAKEN_BACK:
-                raise Broken("the server gave the request up", lost=True)
-            finish = check_answer(request, answer, model=self._model, max_tokens=asked)
-            if answer.stretches is not None:
-                check_stretches(answer.stretches, len(answer.tokens))
-            scores = _scores(wire, asker, request, answer, salt) if needs_scores(request.sampling) else None
-            return _Result(answer=answer, finish=finish, scores=scores)
-
-        return work
+            work = self._questions.work(flight.request, self.serving.current.label)
+            self._calls.send(request_id, self._epoch, work)
 
     def _settle_all(self) -> None:
         lost = ""
@@ -261,10 +209,10 @@ class RemoteEngine:
             if isinstance(outcome, Failed) and not outcome.lost:
                 self._forget(outcome.request_id)
                 raise EngineError(
-                    f"request {outcome.request_id!r} can't be answered by {self.host.facts.engine}: {outcome.cause}"
+                    f"request {outcome.request_id!r} can't be answered by {self._facts.engine}: {outcome.cause}"
                 )
             if isinstance(outcome, Answered):
-                versions = self._versions(outcome.value.answer)
+                versions = self.serving.spans(outcome.value.answer)
                 if versions is not None:
                     self._ready.append(self._generation(flight, outcome, versions))
                     self._forget(outcome.request_id)
@@ -283,23 +231,11 @@ class RemoteEngine:
         self._admission.settle(request_id)
         del self._flights[request_id]
 
-    def _versions(self, answer: Answer) -> tuple[VersionSpan, ...] | None:
-        """Return who sampled the tokens; None where some weights among them were never verified."""
-        if answer.stretches is None:
-            return (self._served.span(len(answer.tokens)),)
-        known = [self._known.get(stretch.label) for stretch in answer.stretches]
-        spans = [
-            one.span(stretch.end - stretch.start)
-            for one, stretch in zip(known, answer.stretches, strict=True)
-            if one
-        ]
-        return tuple(spans) if len(spans) == len(known) else None
-
     def _generation(
         self, flight: _Flight, outcome: Answered, versions: tuple[VersionSpan, ...]
     ) -> Generation:
-        result: _Result = outcome.value
-        facts, request = self.host.facts, flight.request
+        result: Result = outcome.value
+        facts, request = self._facts, flight.request
         report = EngineReport(
             engine=facts.engine,
             precision=facts.precision,
@@ -328,89 +264,20 @@ class RemoteEngine:
                     f"no weights can be published; look at the server, or raise engine.request_timeout_s"
                 )
 
-    def _replace(self, made: Served, former: Served) -> None:
-        """Put ``made`` on the host and verify it; where that fails put ``former`` back and raise."""
-        keep = self._limits.keep_in_flight
-        try:
-            self.host.put(made.folder, made.label, keep=keep)
-            self._verify(made, former)
-        except EngineError as error:
-            self._store.take_back()
-            try:
-                self.host.revive(former.folder)
-                if self.host.takes_weights:
-                    self.host.put(former.folder, former.label, keep=keep)
-                self._verify(former, None)
-            except EngineError as second:
-                raise EngineError(
-                    f"policy version {made.policy_version} was not published: {error}. Nor could version "
-                    f"{former.policy_version} be served again: {second}"
-                ) from error
-            raise EngineError(
-                f"policy version {made.policy_version} was not published: {error}. Version {former.policy_version} goes on "
-                "serving"
-            ) from error
-
     def _recover(self, cause: str) -> None:
         """Bring the server back with the weights it is to serve. Raises :class:`EngineError` naming ``cause``."""
         self._epoch += 1
         self._recoveries += 1
         if self._recoveries > self._limits.recoveries:
             raise EngineError(
-                f"{self.host.facts.engine} failed {self._recoveries} times in a row, the last time: {cause}; "
+                f"{self._facts.engine} failed {self._recoveries} times in a row, the last time: {cause}; "
                 f"{len(self._flights)} requests have no answer"
             )
         try:
-            self.host.revive(self._served.folder)
-            if self.host.takes_weights and self.host.label() != self._served.label:
-                self.host.put(self._served.folder, self._served.label, keep=self._limits.keep_in_flight)
-            self._verify(self._served, None)
+            self.serving.bring_back()
         except EngineError as error:
             raise EngineError(f"{cause}. It did not come back: {error}") from error
-
-    def _verify(self, served: Served, former: Served | None) -> None:
-        """Raise :class:`EngineError` unless the host says of its own samples what ``served`` says."""
-        self._checks += 1
-        requests = probes.probe_requests(
-            vocab_size=self._vocab_size,
-            max_context_tokens=self._limits.max_context_tokens,
-            salt=self._checks,
-        )
-        salt = f"{served.label}-probe-{self._checks}"
-        works: list[Callable[[Asker], Any]] = [self._work(request, salt) for request in requests]
-        try:
-            with ThreadPoolExecutor(len(works), thread_name_prefix="engine-probe") as threads:
-                answers = [result.answer for result in threads.map(self._calls.now, works)]
-        except (Broken, WireError) as error:
-            raise EngineError(f"a probe got no answer that can be used: {error}") from error
-        for answer in answers:
-            labels = {stretch.label for stretch in answer.stretches or ()}
-            if answer.stretches is not None and labels != {served.label}:
-                raise EngineError(f"it says that it serves {sorted(labels)}, not {served.label!r}")
-        problem = probes.verdict(
-            [
-                score(served, former, request.prompt, answer.tokens, answer.logprobs)
-                for request, answer in zip(requests, answers, strict=True)
-            ],
-            tolerance=self._limits.tolerance,
-        )
-        if problem:
-            raise EngineError(
-                f"{self.host.facts.engine} does not serve version {served.policy_version}: {problem}"
-            )
 
     def _check_open(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed; make a new one")
-
-
-def _scores(
-    wire: Wire, asker: Asker, request: GenerationRequest, answer: Answer, salt: str
-) -> tuple[float, ...]:
-    scoring: ScoringWire = wire  # type: ignore[assignment]  # the constructor has seen to it
-    payload = asker.ask(scoring.scoring_call(request, answer.tokens, salt=salt))
-    scores, stretches = scoring.read_scores(payload, answer.tokens)
-    check_logprobs(scores, answer.tokens)
-    if {one.label for one in stretches} != {one.label for one in answer.stretches or ()}:
-        raise Broken("the weights changed between a request and its scores", lost=True)
-    return scores

@@ -26,12 +26,15 @@ _RESETS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What an engine is, for its reports. ``num_threads`` 0: the server does not say."""
+    """What an engine is, for its reports. ``num_threads`` 0: the server does not say. ``cache_tokens``: what its key/value
+    cache holds, None where it does not say.
+    """
 
     engine: str
     precision: str
     device: str
     num_threads: int
+    cache_tokens: int | None = None
 
 
 class Host(Protocol):
@@ -146,6 +149,7 @@ class VllmHost:
         """End the server where it is ours."""
         if self.process is not None:
             self.process.stop()
+            self.process.log.unlink(missing_ok=True)
 
     def _drop_cache(self) -> None:
         for _ in range(_RESETS):
@@ -175,6 +179,7 @@ def vllm_facts(http: Http, *, engine: str) -> Facts:
         precision=str(model.get("dtype", "unknown")).removeprefix("torch."),
         device=str(device.get("device_type") or "unknown"),
         num_threads=0,
+        cache_tokens=told.get("cache_config", {}).get("kv_cache_size_tokens"),
     )
 
 

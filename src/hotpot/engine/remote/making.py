@@ -3,6 +3,7 @@
 Owns the command that starts a vLLM server, and which wire, host and limits go together for which kind.
 """
 
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,6 +22,8 @@ from hotpot.engine.remote.hosts import Facts, FixedHost, Host, SglangHost, VllmH
 from hotpot.engine.remote.http import Http
 from hotpot.engine.remote.probes import TOLERANCE
 from hotpot.engine.remote.process import ServerProcess, free_port
+from hotpot.engine.remote.questions import Questions
+from hotpot.engine.remote.serving import Serving
 from hotpot.engine.remote.weights import Served, WeightStore
 from hotpot.engine.remote.wire import Wire
 from hotpot.errors import EngineError
@@ -58,7 +61,6 @@ def make_remote_engine(
         if isinstance(settings, VllmEngineSection):
             http, host = _vllm(
                 settings,
-                store.root,
                 served.folder,
                 _model_context(policy, max_context_tokens, sampling),
                 stack,
@@ -99,7 +101,7 @@ def borrow(engine: RemoteEngine, policy: Policy, weights: Weights, settings: Set
     try:
         return _assemble(
             wire,
-            engine.host,
+            engine.serving.host,
             http,
             store,
             settings=settings,
@@ -107,11 +109,11 @@ def borrow(engine: RemoteEngine, policy: Policy, weights: Weights, settings: Set
             vocab_size=policy.config.vocab_size,
             max_context_tokens=engine.info().max_context_tokens,
             sampling=engine.gate.sampling,
-            on_close=engine.retake,
+            on_close=engine.serving.take,
         )
     except BaseException:
         store.close()
-        engine.retake()
+        engine.serving.take()
         raise
 
 
@@ -137,33 +139,55 @@ def _assemble(
         # Without labels a lost connection may mean a restart with other weights: verify before asking again.
         retry_lost=vllm is not None,
     )
+    keep = vllm is not None and vllm.in_flight == "continue"
+    questions = Questions(wire, model=settings.model, max_context_tokens=max_context_tokens)
     try:
         return RemoteEngine(
-            wire=wire,
-            host=host,
+            serving=Serving(
+                host,
+                store,
+                served,
+                questions=questions,
+                ask=calls.now,
+                vocab_size=vocab_size,
+                max_context_tokens=max_context_tokens,
+                tolerance=settings.publish_tolerance or TOLERANCE[settings.precision],
+                keep=keep,
+            ),
+            questions=questions,
             calls=calls,
-            store=store,
-            served=served,
             url=http.url,
-            model=settings.model,
             vocab_size=vocab_size,
             sampling=sampling,
             admission=Admission(
-                max_requests=settings.max_concurrency, max_tokens=settings.max_tokens_in_flight
+                max_requests=settings.max_concurrency,
+                max_tokens=_token_budget(settings, host, max_context_tokens),
             ),
             limits=Limits(
                 max_context_tokens=max_context_tokens,
                 max_concurrency=settings.max_concurrency,
                 request_timeout_s=settings.request_timeout_s,
                 recoveries=settings.recoveries,
-                tolerance=settings.publish_tolerance or TOLERANCE[settings.precision],
-                keep_in_flight=vllm is not None and vllm.in_flight == "continue",
+                keep_in_flight=keep,
             ),
             on_close=on_close or host.close,
         )
     except BaseException:
         calls.close()
         raise
+
+
+def _token_budget(settings: Settings, host: Host, max_context_tokens: int) -> int:
+    """Return how many tokens may be out: the recipe's number, or fewer where the server says that its cache holds fewer."""
+    holds = host.facts.cache_tokens
+    budget = settings.max_tokens_in_flight if holds is None else min(settings.max_tokens_in_flight, holds)
+    if budget < max_context_tokens:
+        raise EngineError(
+            f"{budget} tokens may be in flight (engine.max_tokens_in_flight = {settings.max_tokens_in_flight}, the server's cache "
+            f"holds {holds}), and one request may have rollout.max_context_tokens = {max_context_tokens}; raise the smaller of "
+            "the first two (engine.kv_cache_bytes), or lower the last"
+        )
+    return budget
 
 
 def _model_context(
@@ -181,14 +205,14 @@ def _model_context(
 
 
 def _vllm(
-    settings: VllmEngineSection, root: Path, folder: Path, model_context: int, stack: ExitStack
+    settings: VllmEngineSection, folder: Path, model_context: int, stack: ExitStack
 ) -> tuple[Http, Host]:
     """Return the server, up: the one at ``settings.url``, or one that is started with ``folder``."""
     url, process = settings.url, None
     if url is None:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        process = _process(settings, port, root, model_context)
+        process = _process(settings, port, model_context)
         stack.callback(process.stop)
     http = Http(url)
     facts = Facts(engine="vllm", precision=settings.precision, device="unknown", num_threads=0)
@@ -218,7 +242,7 @@ def _openai(settings: OpenAIEngineSection, folder: Path) -> tuple[Http, Host]:
     return http, host
 
 
-def _process(settings: VllmEngineSection, port: int, root: Path, model_context: int) -> ServerProcess:
+def _process(settings: VllmEngineSection, port: int, model_context: int) -> ServerProcess:
     python = settings.python
     if not python.is_file():
         raise EngineError(
@@ -249,5 +273,5 @@ def _process(settings: VllmEngineSection, port: int, root: Path, model_context: 
             "OMP_NUM_THREADS": str(settings.threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         },
-        log=root / "vllm.log",
+        log=Path(tempfile.gettempdir()) / f"hotpot-vllm-{port}.log",  # stays where the server failed
     )

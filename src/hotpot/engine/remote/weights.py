@@ -47,8 +47,8 @@ class WeightStore:
 
         Raises :class:`EngineError` where the weights do not fit, or change while they are copied.
         """
-        policy = self._copies[self._count % 2]
-        self._count += 1
+        number = self._count + 1
+        policy = self._copies[number % 2]
         found = checksum(weights)
         _load(policy, weights)
         copied = checksum({name: tensor for name, tensor in policy.state_dict().items() if name in weights})
@@ -57,9 +57,10 @@ class WeightStore:
                 f"the weights changed while they were copied for policy version {policy_version} (checksum {found}, then "
                 f"{copied}); publish between optimiser steps"
             )
-        folder = self.root / f"weights-{self._count:06d}"
+        folder = self.root / f"weights-{number:06d}"
         save_served(folder, policy)
-        shutil.rmtree(self.root / f"weights-{self._count - 2:06d}", ignore_errors=True)
+        shutil.rmtree(self.root / f"weights-{number - 2:06d}", ignore_errors=True)
+        self._count = number
         return Served(
             policy_version=policy_version,
             checksum=found,
