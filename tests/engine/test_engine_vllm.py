@@ -121,8 +121,8 @@ def test_the_order_desk_trains_through_it(tmp_path: Path) -> None:
     small = ["rollout.tasks_per_batch=4", "rollout.samples_per_task=4", "topology.updates=2"]
     small += ["evaluation.num_tasks_final=8", "evaluation.greedy=false", f"model.path={model}"]
     engine = ["engine.kind=vllm", f"engine.python={vllm_python()}"]
-    hotpot("train", recipe, *small, *engine, "--runs", runs, "--run-id", "through-vllm")
-    reader = RunReader.open(tmp_path / "runs" / "through-vllm")
+    hotpot("train", recipe, *small, *engine, f"run.folder={runs}", "run.id=through-vllm")
+    reader = RunReader.open(Path(runs) / "through-vllm")
     events = reader.sql("select kind, detail from events where kind in ('publish', 'self_test')").to_pylist()
     assert sorted(event["kind"] for event in events) == ["publish", "publish", "self_test"]
     gaps = reader.sql("select logprob_difference_max as gap from updates").to_pylist()
