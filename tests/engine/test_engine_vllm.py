@@ -116,11 +116,11 @@ def hotpot(*words: str) -> str:
 
 
 def test_the_order_desk_trains_through_it(tmp_path: Path) -> None:
+    engine = ["engine.kind=vllm", f"engine.python={vllm_python()}"]
     model, runs, recipe = str(tmp_path / "model"), str(tmp_path / "runs"), "recipes/order_desk.toml"
     hotpot("model", "warmstart", recipe, "warmstart.steps=300", "--out", model)
     small = ["rollout.tasks_per_batch=4", "rollout.samples_per_task=4", "topology.updates=2"]
     small += ["evaluation.num_tasks_final=8", "evaluation.greedy=false", f"model.path={model}"]
-    engine = ["engine.kind=vllm", f"engine.python={vllm_python()}"]
     hotpot("train", recipe, *small, *engine, f"run.folder={runs}", "run.id=through-vllm")
     reader = RunReader.open(Path(runs) / "through-vllm")
     events = reader.sql("select kind, detail from events where kind in ('publish', 'self_test')").to_pylist()
