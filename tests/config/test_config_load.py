@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hotpot.config import Recipe, StoreSection
+from hotpot.config import EngineSection, Recipe, StoreSection, VllmEngineSection
 from hotpot.config.load import build_recipe, load_recipe, parse_override
 from hotpot.errors import RecipeError
 
@@ -249,3 +249,38 @@ def test_tasks_that_cannot_work_are_refused(override: str, complaint: str) -> No
 def test_a_refill_belongs_to_training() -> None:
     with pytest.raises(RecipeError, match=r"belongs to debug\.mode = 'train'"):
         build_recipe({}, ["rollout.refill=until_signal", "debug.mode=rollout_only"], origin="r")
+
+
+def test_the_engine_is_one_of_three_kinds_each_with_its_own_settings(tmp_path: Path) -> None:
+    recipe = load_recipe(
+        write(tmp_path, '[engine]\nkind = "vllm"\nretries = 2\n'), ["engine.precision=bfloat16"]
+    )
+    assert isinstance(recipe.engine, VllmEngineSection)
+    assert (recipe.engine.retries, recipe.engine.precision, recipe.engine.url) == (2, "bfloat16", None)
+    assert build_recipe(json.loads(recipe.model_dump_json()), origin="manifest.json") == recipe
+    assert isinstance(load_recipe(write(tmp_path, "")).engine, EngineSection)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ('kind = "vlm"', 'engine.kind = "vlm" must be "embedded" or "vllm" or "openai"'),
+        ('kind = "vllm"\nretrys = 1', "unknown setting engine.retrys; nearest: engine.retries"),
+        (
+            'kind = "vllm"\nprefill_tokens = 9',
+            'engine.prefill_tokens is no setting of engine.kind = "vllm"; known there: max_concurrency',
+        ),
+        (
+            'kind = "openai"\nretries = -1',
+            "engine.retries = -1 must be >= 0; change it, or leave it out for 6",
+        ),
+        ("in_flight = 'finish'", 'engine.in_flight is no setting of engine.kind = "embedded"'),
+        ('kind = "vllm"\nmax_tokens_in_flight = 511', "is less than rollout.max_context_tokens = 512"),
+        ('kind = "openai"', "can't serve what is learned"),
+        ('kind = "vllm"\n[run]\ndeterministic = true', "engine.kind = 'vllm' has random numbers"),
+    ],
+)
+def test_what_is_wrong_with_an_engine_is_said_without_pydantics_tags(
+    lines: str, expected: str, tmp_path: Path
+) -> None:
+    assert expected in refusal(tmp_path, f"[engine]\n{lines}\n")

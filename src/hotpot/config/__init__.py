@@ -13,6 +13,7 @@ from hotpot.config.sections import (
     GateSection,
     LearnerSection,
     ModelSection,
+    OpenAIEngineSection,
     PromptSection,
     ReplaySection,
     RolloutSection,
@@ -22,6 +23,7 @@ from hotpot.config.sections import (
     SamplingSettings,
     StoreSection,
     TopologySection,
+    VllmEngineSection,
     WarmstartSection,
     has_user_info,
 )
@@ -35,6 +37,7 @@ __all__ = [
     "GateSection",
     "LearnerSection",
     "ModelSection",
+    "OpenAIEngineSection",
     "PromptSection",
     "Recipe",
     "ReplaySection",
@@ -45,6 +48,7 @@ __all__ = [
     "SamplingSettings",
     "StoreSection",
     "TopologySection",
+    "VllmEngineSection",
     "WarmstartSection",
     "has_user_info",
 ]

@@ -52,7 +52,7 @@ def complaints(
     for detail in error.errors():
         path = tuple(str(part) for part in detail["loc"])
         text = _complaint(detail, path)
-        where = "command line" if _blamed(path, text, from_command_line) else origin
+        where = "command line" if _blamed(_shown_path(path), text, from_command_line) else origin
         lines.setdefault(f"{where}: {text}")
     return list(lines)
 
@@ -66,12 +66,15 @@ def _blamed(path: tuple[str, ...], text: str, from_command_line: Collection[tupl
 
 def _complaint(detail: ErrorDetails, path: tuple[str, ...]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
-    dotted = ".".join(path)
+    dotted = ".".join(_shown_path(path))
     if kind == "extra_forbidden":
         return _unknown(path)
     if kind == "value_error":
         message = str(context.get("error", detail["msg"]))
         return message if dotted in message or not path else f"{dotted}: {message}"
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+        tag = context.get("tag", _shown(detail["input"]))
+        return f"{dotted}.kind = {_shown(tag)} must be {_choices(path)}; change it, or leave it out for the default"
     rule = _RULES.get(kind)
     words = rule.format_map(context) if rule is not None else f"is refused: {detail['msg']}"
     if kind == "missing":
@@ -92,11 +95,12 @@ def _remedy(path: tuple[str, ...]) -> str:
 
 
 def _unknown(path: tuple[str, ...]) -> str:
-    name, dotted = path[-1], ".".join(path)
+    shown = _shown_path(path)
+    name, dotted = path[-1], ".".join(shown)
     what = "section or setting" if len(path) == 1 else "setting"
     parent = _model(path[:-1])
     beside = list(parent.model_fields) if parent is not None else []
-    prefix = ".".join(path[:-1])
+    prefix = ".".join(shown[:-1])
     near = get_close_matches(name, beside, n=1, cutoff=0.6) or [
         known for known in beside if name == "".join(word[0] for word in known.split("_"))
     ]
@@ -106,18 +110,40 @@ def _unknown(path: tuple[str, ...]) -> str:
     everywhere = {known: known.rsplit(".", 1)[-1] for known in _leaves(Recipe)}
     close = get_close_matches(name, list(everywhere.values()), n=1, cutoff=0.75)
     elsewhere = [known for known, last in everywhere.items() if last in close]
+    if dotted in elsewhere:
+        return f"{dotted} is no setting of {path[0]}.kind = {json.dumps(path[1])}; known there: {', '.join(beside)}"
     if elsewhere:
         return f"unknown {what} {dotted}; nearest: {' or '.join(elsewhere)}"
     return f"unknown {what} {dotted}; known here: {', '.join(beside) or 'nothing'}"
 
 
+def variants(info: FieldInfo) -> dict[str, type[BaseModel]]:
+    """Return the sections that a tagged field may be, by ``kind``; none where it is not tagged."""
+    if info.discriminator is None:
+        return {}
+    kinds = [one for one in get_args(info.annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return {str(one.model_fields["kind"].default): one for one in kinds}
+
+
+def _shown_path(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``path`` without the tags that pydantic puts into it: what stands in the recipe."""
+    if len(path) > 1 and path[0] in Recipe.model_fields and path[1] in variants(Recipe.model_fields[path[0]]):
+        return path[:1] + path[2:]
+    return path
+
+
+def _choices(path: tuple[str, ...]) -> str:
+    return " or ".join(json.dumps(kind) for kind in variants(Recipe.model_fields[path[0]]))
+
+
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, info in model.model_fields.items():
         inner = _section(info)
-        if inner is None:
+        within = [inner] if inner is not None else list(variants(info).values())
+        if not within:
             yield prefix + name
-        else:
-            yield from _leaves(inner, f"{prefix}{name}.")
+        for section in within:
+            yield from _leaves(section, f"{prefix}{name}.")
 
 
 def _section(info: FieldInfo) -> type[BaseModel] | None:
@@ -127,10 +153,15 @@ def _section(info: FieldInfo) -> type[BaseModel] | None:
 
 def _model(path: tuple[str, ...]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = Recipe
+    tagged: dict[str, type[BaseModel]] = {}
     for part in path:
         if part.isdigit():
             continue  # a place in a list of sections
+        if part in tagged:
+            model, tagged = tagged[part], {}
+            continue
         info = model.model_fields.get(part) if model is not None else None
+        tagged = {} if info is None else variants(info)
         model = None if info is None else _section(info) or _entry(info)
     return model
 

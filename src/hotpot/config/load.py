@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hotpot.config.complaints import complaints
+from hotpot.config.complaints import complaints, variants
 from hotpot.config.recipe import Recipe
 from hotpot.errors import RecipeError
 
@@ -48,7 +48,7 @@ def build_recipe(data: Mapping[str, Any], overrides: Sequence[str] = (), *, orig
         _put(settings, parts, value)
     try:
         # The defaults go in as JSON too: strict checking would refuse them as they stand in the classes (paths).
-        complete = _laid_over(Recipe().model_dump(mode="json"), settings)
+        complete = _laid_over(_defaults(settings), settings)
         return Recipe.model_validate_json(json.dumps(complete), strict=True)
     except ValidationError as error:
         from_command_line = frozenset(parts for parts, _ in parsed)
@@ -138,6 +138,17 @@ def _missing(path: Path) -> str:
     return f"{message}; " + (
         f"in {folder}: {', '.join(beside)}" if beside else "give the path of a TOML file"
     )
+
+
+def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default of every setting; of a section with variants those of the kind that ``settings`` asks for."""
+    found = Recipe().model_dump(mode="json")
+    for name, info in Recipe.model_fields.items():
+        told = settings.get(name)
+        kind = told.get("kind") if isinstance(told, Mapping) else None
+        if isinstance(kind, str) and kind in (known := variants(info)):
+            found[name] = known[kind]().model_dump(mode="json")
+    return found
 
 
 def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

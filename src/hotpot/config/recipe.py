@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from hotpot.config.sections.base import Section
+from hotpot.config.sections.engines import AnyEngineSection, OpenAIEngineSection
 from hotpot.config.sections.learner import LearnerSection
 from hotpot.config.sections.models import ModelSection, WarmstartSection
 from hotpot.config.sections.rollout import EngineSection, EvaluationSection, RolloutSection, SamplingSection
@@ -30,7 +31,7 @@ class Recipe(Section):
     warmstart: WarmstartSection = WarmstartSection()
     rollout: RolloutSection = RolloutSection()
     sampling: SamplingSection = SamplingSection()
-    engine: EngineSection = EngineSection()
+    engine: AnyEngineSection = EngineSection()
     learner: LearnerSection = LearnerSection()
     topology: TopologySection = TopologySection()
     evaluation: EvaluationSection = EvaluationSection()
@@ -62,6 +63,32 @@ class Recipe(Section):
             raise ValueError(
                 f"rollout.refill = {self.rollout.refill!r} belongs to debug.mode = 'train': nothing is learned beside the "
                 "collecting here; set it to 'none'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_fits(self) -> Self:
+        engine = self.engine
+        if isinstance(engine, EngineSection):
+            return self
+        if self.run.deterministic:
+            raise ValueError(
+                f"run.deterministic = true promises the same bits, and engine.kind = {engine.kind!r} has random numbers and "
+                "batches of its own; set engine.kind = 'embedded', or run.deterministic = false"
+            )
+        if engine.max_tokens_in_flight < self.rollout.max_context_tokens:
+            raise ValueError(
+                f"engine.max_tokens_in_flight = {engine.max_tokens_in_flight} is less than rollout.max_context_tokens = "
+                f"{self.rollout.max_context_tokens}: the longest request could never go out; raise the former"
+            )
+        if (
+            isinstance(engine, OpenAIEngineSection)
+            and engine.weights == "fixed"
+            and self.debug.mode == "train"
+        ):
+            raise ValueError(
+                "engine.kind = 'openai' with engine.weights = 'fixed' can't serve what is learned; say how it takes weights "
+                "(engine.weights), use engine.kind = 'vllm', or set debug.mode = 'rollout_only'"
             )
         return self
 

@@ -61,3 +61,18 @@ def uniforms(keys: list[SampleKey], positions: NDArray[np.int64]) -> NDArray[np.
     # 53 bits: 32 of the first word, the upper 21 of the second.
     bits = (first << np.uint64(21)) | (second >> np.uint64(11))
     return bits.astype(np.float64) * 2.0**-53
+
+
+_WHOLE_REQUEST = 0xFFFFFFFF
+"""The position that stands for a request as a whole; no token reaches it."""
+
+
+def request_seed(key: SampleKey) -> int:
+    """Return 63 bits that seed the generator of an engine whose random numbers are its own: Philox at a position of no token.
+
+    Two keys that differ give seeds that are unrelated. ``key`` must have passed :func:`check_key`.
+    """
+    words = [np.array([part], dtype=np.uint64) for part in (key.issue, key.sample, key.step, _WHOLE_REQUEST)]
+    low, high = (np.array([part], dtype=np.uint64) for part in (key.seed & 0xFFFFFFFF, key.seed >> 32))
+    first, second, _, _ = philox((words[0], words[1], words[2], words[3]), (low, high))
+    return (int(first[0]) << 31) | (int(second[0]) >> 1)

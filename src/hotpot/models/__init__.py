@@ -6,6 +6,7 @@ from hotpot.models.files import Implementation, generation_config, load_decoder,
 from hotpot.models.machine import arithmetic
 from hotpot.models.memory import keep_freed_memory
 from hotpot.models.policy import PastTokens, Policy, PolicyConfig
+from hotpot.models.served import next_token_logprobs, save_served
 from hotpot.models.threads import measure_threads, training_work, use_threads
 from hotpot.models.tokenizer import PolicyTokenizer, train_tokenizer
 from hotpot.models.weights import Weights, checksum, copy_weights
@@ -28,7 +29,9 @@ __all__ = [
     "load_decoder",
     "load_policy",
     "measure_threads",
+    "next_token_logprobs",
     "save_model",
+    "save_served",
     "train_tokenizer",
     "training_work",
     "use_threads",

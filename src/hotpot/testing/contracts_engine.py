@@ -33,7 +33,9 @@ CONTRACT_SAMPLING: Mapping[Purpose, SamplingParams] = {
 }
 """The frozen parameters every engine under contract is made with."""
 
-_LOGPROB_TOLERANCE = 1e-5
+LOGPROB_TOLERANCE = 1e-5
+"""What rounding may do to a log-probability in float32, in nats."""
+
 _MAX_IDLE_STEPS = 10_000
 
 
@@ -44,6 +46,9 @@ class EngineCase:
     ``make()`` returns a fresh engine with :data:`CONTRACT_SAMPLING`; ``weights(n)`` returns its n-th set of weights
     (0 is what it starts with); ``overrides(engine, purpose)`` returns how many requests it refused for their sampling
     parameters. ``vocab_size`` is at least 16, ``max_context_tokens`` between 32 and 512.
+
+    What the engine can't promise is said here, not skipped: ``logprob_tolerance`` in nats between the same request alone and
+    in company, and ``inexact``, the reason why its tokens may differ then (empty: they may not).
     """
 
     make: Callable[[], Engine]
@@ -51,6 +56,8 @@ class EngineCase:
     overrides: Callable[[Any, Purpose], int]
     vocab_size: int
     max_context_tokens: int
+    logprob_tolerance: float = LOGPROB_TOLERANCE
+    inexact: str = ""
 
 
 def make_request(case: EngineCase, number: int, **changes: Any) -> GenerationRequest:
@@ -223,12 +230,18 @@ def same_request_same_tokens(case: EngineCase) -> None:
             for number in (30, 2, 31, 0, 1, 5, 4, 3, 32)
         ],
     )
+    differing = 0
     for number, answer in enumerate(lonely):
         other = crowd[f"x{number}"]
-        _check(answer.tokens.tolist() == other.tokens.tolist(), f"request {number} depends on its company")
+        same = answer.tokens == other.tokens
+        common = len(same) if same.all() else int(same.argmin())
+        differing += common < len(same)
+        _check(bool(case.inexact) or common == len(same), f"request {number} depends on its company")
         for name in ("behaviour_logprobs", "model_logprobs"):
-            gap = float(np.abs(getattr(answer, name) - getattr(other, name)).max())
-            _check(gap <= _LOGPROB_TOLERANCE, f"request {number}: {name} differ by {gap}")
+            gaps = np.abs(getattr(answer, name) - getattr(other, name))[:common]
+            gap = float(gaps.max(initial=0.0))
+            _check(gap <= case.logprob_tolerance, f"request {number}: {name} differ by {gap}")
+    _check(differing <= len(lonely) // 2, f"{differing} of {len(lonely)} requests depend on their company")
     alone.close()
     together.close()
 

@@ -3,12 +3,16 @@
 Owns the making of an engine from a recipe. Knows no run folder.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from hotpot.config import Recipe
+from hotpot.config import EngineSection, Recipe
+from hotpot.engine import Engine
 from hotpot.engine.embedded import EmbeddedEngine
+from hotpot.engine.remote import RemoteEngine, borrow, make_remote_engine
 from hotpot.models import Decoder, Policy, measure_threads, training_work
 from hotpot.types import GenerationRequest, Purpose, SampleKey, SamplingParams
 
@@ -35,13 +39,53 @@ def frozen_sampling(recipe: Recipe) -> dict[Purpose, SamplingParams]:
 
 def make_engine(
     recipe: Recipe, policy: Policy, sampling: dict[Purpose, SamplingParams], version: int
+) -> Engine:
+    """Return the recipe's engine; it serves ``policy``'s weights, copied, as policy version ``version``."""
+    settings = recipe.engine
+    if isinstance(settings, EngineSection):
+        return _embedded(settings, recipe, policy, sampling, version)
+    return make_remote_engine(
+        policy,
+        policy.state_dict(),
+        settings=settings,
+        max_context_tokens=recipe.rollout.max_context_tokens,
+        sampling=sampling,
+        policy_version=version,
+    )
+
+
+@contextmanager
+def spare_engine(recipe: Recipe, policy: Policy, engine: Engine | None) -> Iterator[Engine]:
+    """Give a second engine of the recipe's kind that serves ``policy`` as version 0 and nobody, for tests of publishing.
+
+    Behind HTTP it is a second client of the server of ``engine``, which gets its weights back at the end: a second server
+    would want as much memory again.
+    """
+    settings = recipe.engine
+    spare: Engine
+    if isinstance(engine, RemoteEngine) and not isinstance(settings, EngineSection):
+        spare = borrow(engine, policy, policy.state_dict(), settings)
+    else:
+        small = recipe.model_copy(update={"engine": settings.model_copy(update={"max_concurrency": 1})})
+        spare = make_engine(small, policy, frozen_sampling(recipe), version=0)
+    try:
+        yield spare
+    finally:
+        spare.close()
+
+
+def _embedded(
+    settings: EngineSection,
+    recipe: Recipe,
+    policy: Policy,
+    sampling: dict[Purpose, SamplingParams],
+    version: int,
 ) -> EmbeddedEngine:
-    """Return an engine that serves ``policy``'s weights, copied, as policy version ``version``."""
     exact = recipe.run.deterministic and policy.can_be_exact
     return EmbeddedEngine(
         policy.config if isinstance(policy, Decoder) else policy,
         policy.state_dict(),
-        settings=recipe.engine,
+        settings=settings,
         max_context_tokens=recipe.rollout.max_context_tokens,
         sampling=sampling,
         policy_version=version,
@@ -55,8 +99,11 @@ def choose_threads(recipe: Recipe, policy: Policy) -> Threads:
     fixed = 1 if recipe.run.deterministic else recipe.run.threads
     if fixed:
         return Threads(engine=fixed, learner=fixed)
+    if not isinstance(recipe.engine, EngineSection):  # a server computes with threads of its own
+        learner = measure_threads(training_work(policy))[0]
+        return Threads(engine=learner, learner=learner)
     sampling = {Purpose.EVALUATION: SamplingParams()}
-    engine = make_engine(recipe, policy, sampling, version=0)
+    engine = _embedded(recipe.engine, recipe, policy, sampling, version=0)
     number = 0
 
     def generate() -> None:

@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 
 from hotpot.config import Recipe
 from hotpot.config.sections.run import SELF_TEST_TOLERANCE
+from hotpot.engine import Engine
+from hotpot.engine.remote import RemoteEngine
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
 from hotpot.learner.scoring import Scored, score_sequences
 from hotpot.topology.batch import UpdateBatch, learnable
-from hotpot.topology.engines import frozen_sampling, make_engine
+from hotpot.topology.engines import frozen_sampling, spare_engine
 from hotpot.topology.incremental import NOT_MEASURED, measure_incremental
 from hotpot.topology.publish_check import check_publish
 from hotpot.types import (
@@ -53,38 +55,40 @@ class Agreed:
 
 
 def run_self_test(
-    recipe: Recipe, learner: Learner, batch: UpdateBatch, *, policy_version: int
+    recipe: Recipe,
+    learner: Learner,
+    batch: UpdateBatch,
+    *,
+    policy_version: int,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Make all checks on the first batch and return what the event ``self_test`` says: ``problem`` and the figures.
 
     ``policy_version`` is the one that the learner's weights are served as. An engine of the recipe's kind is made for
-    the publishes, so that the run's own keeps its versions.
+    the publishes, so that the run's own, ``engine``, keeps its versions.
     """
     told, sampling = recipe.run.self_test_tolerance, frozen_sampling(recipe)
-    tolerance = told or _tolerance(learner)
+    remote = isinstance(engine, RemoteEngine)
+    served = engine.info().precision if isinstance(engine, RemoteEngine) else "float32"
+    rounding = told or (0.0 if learner.exact and not remote else _tolerance(served))
+    tolerance = told or max(SELF_TEST_TOLERANCE[learner.precision] if rounding else 0.0, rounding)
     agreed = check_agreement(learner, batch, policy_version=policy_version, tolerance=tolerance)
     problem = check_masks(batch) or agreed.problem
     incremental = NOT_MEASURED
     if not problem:
-        small = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_concurrency": 1})})
-        engine = make_engine(small, learner.policy(), sampling, version=0)
-        rounding = told or (tolerance if learner.exact else SELF_TEST_TOLERANCE["float32"])
         training = sampling[Purpose.TRAINING]
-        try:
-            problem = check_publish(
-                engine, learner, batch.collected[0], sampling=training, tolerance=rounding
-            )
-            if not problem:
+        with spare_engine(recipe, learner.policy(), engine) as spare:
+            problem = check_publish(spare, learner, batch.collected[0], sampling=training, tolerance=rounding)
+            if not problem and not remote:
+                # Behind HTTP it would load a server's weights twice more.
                 incremental = measure_incremental(
-                    engine,
+                    spare,
                     learner.weights(),
                     batch.collected,
                     versions={policy_version, *batch.aliases},
                     sampling=training,
                 )
                 problem = incremental.problem(rounding)
-        finally:
-            engine.close()
     return {
         "update": batch.update,
         "problem": problem,
@@ -101,9 +105,9 @@ def run_self_test(
     }
 
 
-def _tolerance(learner: Learner) -> float:
-    """Return what is taken for rounding where the recipe says nothing; in the exact arithmetic nothing is."""
-    return 0.0 if learner.exact else SELF_TEST_TOLERANCE[learner.precision]
+def _tolerance(precision: str) -> float:
+    """Return what an engine's log-probabilities may differ by where it computes in ``precision``."""
+    return SELF_TEST_TOLERANCE["float32" if precision == "float32" else "bfloat16"]
 
 
 def check_masks(batch: UpdateBatch) -> str:

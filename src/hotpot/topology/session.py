@@ -194,7 +194,11 @@ class Session:
             return
         with self.timeline.span("self_test"):
             found = run_self_test(
-                self.recipe, self.learner, batch, policy_version=self.progress.policy_version
+                self.recipe,
+                self.learner,
+                batch,
+                policy_version=self.progress.policy_version,
+                engine=self.engine,
             )
         differs = found["incremental_difference_max"]
         gauges = {} if differs is None else {"engine/incremental_difference_max": differs}

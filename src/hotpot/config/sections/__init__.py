@@ -1,6 +1,12 @@
 """The sections of a recipe: every setting with its one default and its meaning under it."""
 
 from hotpot.config.sections.base import Section
+from hotpot.config.sections.engines import (
+    AnyEngineSection,
+    OpenAIEngineSection,
+    RemoteSection,
+    VllmEngineSection,
+)
 from hotpot.config.sections.learner import MIN_SEGMENT_TOKENS, LearnerSection
 from hotpot.config.sections.models import ModelSection, WarmstartSection
 from hotpot.config.sections.rollout import (
@@ -16,6 +22,7 @@ from hotpot.config.sections.tasks import EnvSection, MixEntry, PoolWeights, Prom
 
 __all__ = [
     "MIN_SEGMENT_TOKENS",
+    "AnyEngineSection",
     "CheckpointSection",
     "DebugSection",
     "EngineSection",
@@ -25,8 +32,10 @@ __all__ = [
     "LearnerSection",
     "MixEntry",
     "ModelSection",
+    "OpenAIEngineSection",
     "PoolWeights",
     "PromptSection",
+    "RemoteSection",
     "ReplaySection",
     "RolloutSection",
     "RunSection",
@@ -37,6 +46,7 @@ __all__ = [
     "StoreSection",
     "TasksSection",
     "TopologySection",
+    "VllmEngineSection",
     "WarmstartSection",
     "has_user_info",
 ]
