@@ -11,7 +11,8 @@ the extra ``smollm2``, and for vLLM an environment with it (VLLM_VENV, by defaul
 ``embedded_over_vllm``          tokens sampled a second, over vLLM's: 32 episodes at once that share a system prompt of 512
                                 tokens; each has a task of 60, then 4 steps of 32 sampled tokens with observations of 40 between
                                 them. Ours is driven through the engine protocol, vLLM through /v1/completions with token ids
-``embedded_over_transformers``  the same over ``generate_batch``, by model: one prompt of another length each
+``embedded_over_transformers``  the same over ``generate_batch``, by model, single prompts of mixed lengths: on SmolLM2 32 of 8 to
+                                64 tokens, on the tiny model 64 of 32 to 256; 48 tokens are sampled behind each
 ``prefix_cache_gain``           time of prefill with every request's prompt computed whole, over the time with what can be reused:
                                 episodes as above, 8 at once, one token sampled in each step. Whole: the prompts begin with a
                                 token of their own, so that nothing can be reused

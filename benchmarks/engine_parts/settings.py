@@ -19,9 +19,11 @@ EPISODES = EpisodeSizes(episodes=int(os.environ.get("EPISODES", "32")))
 FEW = replace(EPISODES, episodes=min(8, EPISODES.episodes))
 PREFILL = replace(FEW, sampled=1)
 BATCHES = {
-    "smollm2": BatchSizes(prompts=EPISODES.episodes, shortest=16, longest=256, sampled=32),
+    "smollm2": BatchSizes(prompts=EPISODES.episodes, shortest=8, longest=64, sampled=48),
     "tiny": BatchSizes(prompts=2 * EPISODES.episodes, shortest=32, longest=256, sampled=48),
 }
+"""Against ``generate_batch``: mostly sampling on SmolLM2 (prefill of long prompts is in the episodes), prompts as long as the
+order desk's on the tiny model."""
 
 Settings = dict[str, Any]
 
