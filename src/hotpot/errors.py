@@ -9,9 +9,12 @@ The tree::
     │   ├── RunFolderError      a run folder that exists, is missing, or can't be written
     │   └── EnvironmentSpecError  an environment that is unknown, or breaks its contract
     ├── EnvironmentFailure  an environment broke (infrastructure, never a reward of 0)
+    │   └── EnvironmentOverrideError  an environment tried to say how the agent is sampled
     ├── ToolError           a tool refuses a call; its text goes to the model and the episode goes on
     ├── EngineError         an engine refused or failed a request
-    │   └── SamplingOverrideError  a request's sampling parameters differ from the frozen ones
+    │   ├── SamplingOverrideError  a request's sampling parameters differ from the frozen ones
+    │   ├── ContextFullError       a request's prompt leaves no room in the engine's context
+    │   └── EngineReportError   an engine reports that it sampled otherwise than it was asked to
     ├── StoreError          the experience store could not keep its promise
     │   ├── LedgerError         an impossible state change, or a lost lease
     │   ├── DiskBudgetError     the run would take more of the disk than it may
@@ -54,6 +57,10 @@ class EnvironmentFailure(HotpotError):
     """An environment broke while an episode ran. The attempt fails with this reason; it is never a reward."""
 
 
+class EnvironmentOverrideError(EnvironmentFailure):
+    """An environment tried to say how the agent is sampled; only the recipe does."""
+
+
 class ToolError(HotpotError):
     """A tool refuses what it was asked. The message goes to the model as the tool's reply, so it is short."""
 
@@ -64,6 +71,14 @@ class EngineError(HotpotError):
 
 class SamplingOverrideError(EngineError):
     """A request's sampling parameters differ from those frozen for its purpose."""
+
+
+class ContextFullError(EngineError):
+    """A request's prompt leaves no room to sample a token. Whoever asked ends the episode for that reason."""
+
+
+class EngineReportError(EngineError):
+    """An engine reports that it sampled with other parameters, precision or device than it was asked to or says it has."""
 
 
 class StoreError(HotpotError):

@@ -7,6 +7,7 @@ from rich.console import Console
 from hotpot.config import Recipe
 from hotpot.config.load import build_recipe
 from hotpot.config.plan import make_plan, plan_table
+from hotpot.errors import RecipeError
 
 
 def recipe(*overrides: str) -> Recipe:
@@ -73,6 +74,24 @@ def test_sampled_tokens_are_bounded_by_the_context_and_that_is_said() -> None:
     assert "clips at 3e-4" in wide
     assert not make_plan(recipe("learner.ratio=sequence", "learner.clip_high=4e-4")).notes
     assert len(make_plan(recipe("rollout.max_steps=100", "learner.learning_rate=0")).notes) == 2
+
+
+def test_windows_raise_the_bounds_of_an_episode() -> None:
+    small = ("rollout.max_steps=5", "rollout.max_step_tokens=30", "rollout.max_context_tokens=100")
+    bounds = {}
+    for policy in ("end", "truncate", "segment"):
+        plan = make_plan(recipe(*small, f"rollout.context_overflow={policy}", "rollout.handover_tokens=10"))
+        bounds[policy] = (plan.max_sampled_tokens_per_episode, plan.max_context_tokens_per_episode)
+        assert any(("rollout.context_overflow" in note) == (policy != "end") for note in plan.notes)
+    assert bounds == {"end": (100, 100), "truncate": (150, 500), "segment": (190, 900)}
+
+
+def test_a_note_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"rollout\.handover_tokens = 100 leave no room"):
+        recipe(
+            "rollout.context_overflow=segment", "rollout.handover_tokens=70", "rollout.max_step_tokens=30",
+            "rollout.max_context_tokens=100",
+        )  # fmt: skip
 
 
 def test_table_and_json_show_every_line() -> None:

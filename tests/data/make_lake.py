@@ -27,11 +27,23 @@ from hotpot.types import (
     GroupRow,
     LearnedTokensRow,
     MetricRow,
+    Stage,
+    Trajectory,
     UpdateRow,
     VersionRow,
 )
 
 ROUNDS = 3
+
+
+def shortened(made: Trajectory) -> Trajectory:
+    """Return a trajectory whose last prompt was shortened behind a note, and whose request was preempted."""
+    first, note, last = made.steps
+    told = (Stage.TOOL_RESULT.value, Stage.HANDOVER.value)
+    lengths = (len(note.prompt_tokens), len(note.sampled_tokens))
+    note = replace(note, span_stage=told, span_length=lengths, context_change="handover", tool_name=None)
+    last = replace(last, context_change="segmented", context_dropped_tokens=9, num_preemptions=2)
+    return replace(made, steps=(first, note, last))
 
 
 def write(folder: Path, *, kill: bool) -> None:
@@ -48,6 +60,7 @@ def write(folder: Path, *, kill: bool) -> None:
     for issue in range(ROUNDS):
         store.ledger.advance("issue", issue)
         group = make_group(issue=issue, size=4, num_steps=3)
+        group[1] = shortened(make_trajectory(issue=issue, sample=1, num_steps=3, new_segment_at=2))
         broken = make_trajectory(issue=issue, sample=4)
         broken = replace(broken, row=replace(broken.row, reward=broken.row.reward + 1.0))
         lost = [make_trajectory(issue=issue, sample=sample) for sample in (5, 6)]

@@ -150,7 +150,7 @@ def test_sessions_agree_with_the_plain_decoder(shape: str, settings: Mapping[str
             observation = rng.integers(0, VOCAB, rng.integers(1, 9)).astype(np.int32)
             contexts[number] = np.concatenate([contexts[number], observation])
     if not settings:
-        # All six sessions kept their slots: of three observations each, only the new tokens were computed.
+        # All six sessions kept their blocks: of three observations each, only the new tokens were computed.
         assert reused > 0.6 * sum(c.size for c in contexts)
 
 
@@ -195,7 +195,7 @@ def test_a_publish_ends_reuse_and_new_tokens_come_from_the_new_weights() -> None
     assert [(s.policy_version, s.checksum) for s in second.versions] == [(1, report.checksum)]
 
 
-def test_a_publish_in_flight_is_seen_in_the_spans_and_its_slot_is_not_reused() -> None:
+def test_a_publish_in_flight_is_seen_in_the_spans_and_its_blocks_are_not_reused() -> None:
     old, new = make_decoder(0), make_decoder(1)
     engine = make_engine(old)
     (prompt,) = prompts(1)
@@ -361,7 +361,7 @@ def test_one_broken_request_does_not_change_the_others(monkeypatch: pytest.Monke
         assert again.tokens.tolist() == expected[number].tokens.tolist()
 
 
-def test_a_slot_forgets_the_stop_tokens_of_the_request_before() -> None:
+def test_a_row_forgets_the_stop_tokens_of_the_request_before() -> None:
     engine = make_engine(make_decoder(), max_concurrency=1)
     (prompt,) = prompts(1)
     (free,) = run(engine, request(0, prompt))
@@ -435,8 +435,8 @@ def test_no_prefill_pass_is_larger_than_its_budget(monkeypatch: pytest.MonkeyPat
 
     def watched(*arguments: Any) -> Any:
         stream = plan_stream(*arguments)
-        if stream.piece_slots.size:
-            sizes.append(len(stream.piece_slots) * int(stream.piece_lengths.max()))
+        if stream.piece_rows.size:
+            sizes.append(len(stream.piece_rows) * int(stream.piece_lengths.max()))
         return stream
 
     monkeypatch.setattr(module, "plan_stream", watched)
@@ -446,11 +446,41 @@ def test_no_prefill_pass_is_larger_than_its_budget(monkeypatch: pytest.MonkeyPat
     assert len(sizes) > 3
 
 
-def test_more_requests_than_slots_are_all_answered() -> None:
+def test_more_requests_than_rows_are_all_answered() -> None:
     engine = make_engine(make_decoder(), max_concurrency=3)
     answers = run(engine, *(request(n, c) for n, c in enumerate(prompts(20))))
     assert [len(a.tokens) for a in answers] == [9] * 20
     assert engine.info().max_concurrency == 3
+
+
+def test_a_forgetful_engine_gives_the_same_bits_whatever_ran_before() -> None:
+    decoder = make_decoder()
+    one, two = prompts(2, low=40)
+
+    def episodes(engine: EmbeddedEngine, first: int) -> list[Generation]:
+        begun = run(engine, request(first, one), request(first + 1, one), request(first + 2, two))
+        more = np.concatenate([one, begun[0].tokens])
+        (gone_on,) = run(engine, request(first, more, step=1))
+        assert gone_on.report.reused_tokens > 40
+        return [*begun, gone_on]
+
+    def make() -> EmbeddedEngine:
+        return EmbeddedEngine(
+            decoder.config,
+            weights_of(decoder),
+            settings=EngineSection(max_concurrency=8),
+            max_context_tokens=CONTEXT,
+            sampling=SAMPLING,
+            forgetful=True,
+        )
+
+    expected = episodes(make(), 0)
+    used = make()
+    run(used, request(7, two), request(8, np.concatenate([two, one])), request(9, one, max_tokens=50))
+    for answer, wanted in zip(episodes(used, 0), expected, strict=True):
+        assert answer.report.reused_tokens == wanted.report.reused_tokens
+        assert answer.tokens.tolist() == wanted.tokens.tolist()
+        assert answer.model_logprobs.tobytes() == wanted.model_logprobs.tobytes()
 
 
 def test_a_context_beyond_the_model_is_refused() -> None:

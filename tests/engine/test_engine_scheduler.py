@@ -1,6 +1,4 @@
-"""Admission, slots and eviction, without a model."""
-
-import random
+"""Admission, rows and preemption, without a model and without memory."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,164 +7,131 @@ from hypothesis import strategies as st
 from hotpot.engine.embedded.scheduler import Scheduler
 
 
-def admit_ids(scheduler: Scheduler) -> list[str]:
-    return [admission.request_id for admission in scheduler.admit()]
+def make(rows: int = 4, share: float = 0.01, waiting: str = "") -> Scheduler:
+    scheduler = Scheduler(num_rows=rows, admit_share=share)
+    for name in waiting:
+        scheduler.submit(name)
+    return scheduler
 
 
-def test_nothing_running_admits_whatever_waits() -> None:
-    scheduler = Scheduler(num_slots=4, admit_share=1.0)
-    assert scheduler.admit() == []
-    scheduler.submit("a", "a")
-    assert admit_ids(scheduler) == ["a"]
-    assert scheduler.admit() == []
+def start_all(scheduler: Scheduler) -> dict[str, int]:
+    started = {}
+    while scheduler.head is not None:
+        row = scheduler.next_row()
+        name, given_row = scheduler.start()
+        assert row == given_row
+        started[name] = row
+    return started
 
 
-@pytest.mark.parametrize(("share", "needed"), [(0.25, 2), (0.5, 4), (1.0, None)])
-def test_admission_waits_for_its_share(share: float, needed: int | None) -> None:
-    scheduler = Scheduler(num_slots=100, admit_share=share)
-    for number in range(4):
-        scheduler.submit(f"r{number}", f"s{number}")
-    assert len(admit_ids(scheduler)) == 4
-    admitted_at = None
-    for number in range(4, 12):
-        scheduler.submit(f"r{number}", f"s{number}")
-        if scheduler.admit():
-            admitted_at = number - 3
-            break
-    assert admitted_at == needed
+def test_the_queue_is_served_in_order_lowest_row_first() -> None:
+    scheduler = make(3, waiting="abcd")
+    assert scheduler.ready()
+    assert start_all(scheduler) == {"a": 0, "b": 1, "c": 2}
+    assert (scheduler.head, scheduler.ready(), scheduler.num_running) == (None, False, 3)
+    assert scheduler.finish("b") == 1
+    assert scheduler.head == "d"
+    assert start_all(scheduler) == {"d": 1}
 
 
-def test_the_share_counts_only_as_many_as_there_are_slots() -> None:
-    scheduler = Scheduler(num_slots=4, admit_share=0.5)
-    for number in range(40):
-        scheduler.submit(f"r{number}", f"s{number}")
-    assert admit_ids(scheduler) == ["r0", "r1", "r2", "r3"]
-    scheduler.finish("r2")
-    assert scheduler.admit() == []
-    scheduler.finish("r0")
-    assert admit_ids(scheduler) == ["r4", "r5"]
+@pytest.mark.parametrize(("share", "needed"), [(0.01, 1), (0.2, 3), (0.5, 10)])
+def test_admission_waits_for_its_share(share: float, needed: int) -> None:
+    scheduler = make(100, share, "abcdefghij")
+    start_all(scheduler)
+    for number in range(1, needed + 1):
+        scheduler.submit(f"late {number}")
+        assert scheduler.ready() == (number == needed)
 
 
-def test_a_session_comes_back_to_its_slot() -> None:
-    scheduler = Scheduler(num_slots=3, admit_share=0.5)
-    for name in "abc":
-        scheduler.submit(f"{name}0", name)
-    first = {a.request_id[0]: a.slot for a in scheduler.admit()}
-    assert sorted(first.values()) == [0, 1, 2]
-    for name in "abc":
-        scheduler.finish(f"{name}0")
-    # A new session first in the queue does not take the slot of one that is admitted with it.
-    for name in "dab":
-        scheduler.submit(f"{name}1", name)
-    second = {a.request_id[0]: a for a in scheduler.admit()}
-    assert {n: (a.slot, a.returning) for n, a in second.items()} == {
-        "a": (first["a"], True),
-        "b": (first["b"], True),
-        "d": (first["c"], False),
-    }
+def test_the_share_counts_only_as_many_as_there_are_rows() -> None:
+    scheduler = make(4, 0.5, "abcdefgh")
+    start_all(scheduler)
+    scheduler.finish("a")
+    assert not scheduler.ready()
+    scheduler.finish("b")
+    assert scheduler.ready()
 
 
-def test_the_least_recently_used_idle_slot_goes_first() -> None:
-    scheduler = Scheduler(num_slots=3, admit_share=1.0)
-    for name in "abc":
-        scheduler.submit(name, name)
-    slots = {a.request_id: a.slot for a in scheduler.admit()}
-    for name in "bca":
-        scheduler.finish(name)
-    scheduler.submit("x", "x")
-    scheduler.submit("y", "y")
-    assert [a.slot for a in scheduler.admit()] == [slots["b"], slots["c"]]
+def test_followers_wait_for_their_leader_and_come_first_then_in_their_order() -> None:
+    scheduler = make(2, 0.9, "abcd")
+    assert scheduler.start() == ("a", 0)
+    scheduler.follow("a")
+    scheduler.follow("a")
+    assert scheduler.start() == ("d", 1)
+    scheduler.submit("e")
+    scheduler.finish("d")
+    scheduler.release("a")
+    assert scheduler.ready()
+    assert start_all(scheduler) == {"b": 1}
+    scheduler.finish("b")
+    assert scheduler.head == "c"
 
 
-def test_who_came_first_may_take_the_slot_of_a_session_that_waits() -> None:
-    scheduler = Scheduler(num_slots=2, admit_share=0.01)
-    for name in "ab":
-        scheduler.submit(f"{name}0", name)
-    slots = {a.request_id: a.slot for a in scheduler.admit()}
-    scheduler.finish("a0")
-    scheduler.submit("c0", "c")
-    scheduler.submit("a1", "a")
-    # Only one slot can be had; it is a's, and c came first.
-    assert [(a.request_id, a.slot) for a in scheduler.admit()] == [("c0", slots["a0"])]
-    scheduler.finish("b0")
-    assert [(a.request_id, a.slot, a.returning) for a in scheduler.admit()] == [("a1", slots["b0"], False)]
+def test_who_waited_for_a_request_that_left_waits_no_more() -> None:
+    for leave in (Scheduler.finish, Scheduler.preempt):
+        scheduler = make(3, 0.9, "ab")
+        scheduler.start()
+        scheduler.follow("a")
+        leave(scheduler, "a")
+        assert start_all(scheduler) == ({"b": 0} if leave is Scheduler.finish else {"a": 0, "b": 1})
 
 
-def test_two_requests_of_one_session_never_share_a_slot() -> None:
-    scheduler = Scheduler(num_slots=3, admit_share=0.01)
-    scheduler.submit("r0", "s")
-    scheduler.submit("r1", "s")
-    first = scheduler.admit()
-    assert len({a.slot for a in first}) == 2
-    scheduler.finish("r0")
-    scheduler.finish("r1")
-    scheduler.submit("r2", "s")
-    (again,) = scheduler.admit()
-    assert (again.slot, again.returning) == (first[1].slot, True)
-    for name in ("x", "y"):
-        scheduler.submit(name, name)
-    assert {a.slot for a in scheduler.admit()} == {0, 1, 2} - {again.slot}
+def test_the_newest_is_preempted_and_comes_back_first() -> None:
+    scheduler = make(3, 1.0, "abcd")
+    start_all(scheduler)
+    assert scheduler.newest() == "c"
+    assert scheduler.preempt("c") == 2
+    assert (scheduler.newest(), scheduler.head, scheduler.ready()) == ("b", "c", True)
+    assert scheduler.preempt("b") == 1
+    assert start_all(scheduler) == {"b": 1, "c": 2}
+    assert scheduler.newest() == "c"
 
 
-@settings(max_examples=100, deadline=None)
 @given(
-    slots=st.integers(1, 5),
+    rows=st.integers(1, 4),
     share=st.floats(0.01, 1.0),
-    requests=st.lists(st.integers(0, 7), min_size=1, max_size=60),
-    seed=st.integers(0, 2**32 - 1),
+    events=st.lists(st.sampled_from(["submit", "admit", "finish", "preempt", "follow"]), max_size=60),
 )
-def test_whatever_comes_is_served_in_order_and_slots_are_never_shared(
-    slots: int, share: float, requests: list[int], seed: int
+@settings(max_examples=200, deadline=None)
+def test_whatever_comes_everybody_is_served_once_and_rows_are_never_shared(
+    rows: int, share: float, events: list[str]
 ) -> None:
-    chance = random.Random(seed)
-    scheduler = Scheduler(num_slots=slots, admit_share=share)
-    pending = [(f"r{index}", f"s{session}") for index, session in enumerate(requests)]
-    held: dict[str, int] = {}
-    last_owner: dict[int, str] = {}
-    sessions = dict(pending)
-    admitted = []
-    while len(admitted) < len(requests) or held:
-        for _ in range(chance.randint(0, 3)):
-            if pending:
-                scheduler.submit(*pending.pop(0))
-        for admission in scheduler.admit():
-            assert admission.slot not in held.values()
-            assert 0 <= admission.slot < slots
-            session = sessions[admission.request_id]
-            assert not admission.returning or last_owner[admission.slot] == session
-            held[admission.request_id] = admission.slot
-            last_owner[admission.slot] = session
-            admitted.append(admission.request_id)
-        if held and (chance.random() < 0.5 or not pending):
-            done = chance.choice(sorted(held))
-            scheduler.finish(done)
-            del held[done]
-    assert admitted == [f"r{index}" for index in range(len(requests))]
+    scheduler = make(rows, share)
+    running: dict[str, int] = {}
+    submitted: list[str] = []
+    done: list[str] = []
 
+    def admit(*, follow: bool) -> None:
+        if not scheduler.ready():
+            return
+        while (head := scheduler.head) is not None:
+            if follow and running:
+                scheduler.follow(min(running))
+                follow = False
+                continue
+            name, row = scheduler.start()
+            assert name == head
+            assert row not in running.values()
+            assert 0 <= row < rows
+            running[name] = row
 
-def test_what_ran_before_does_not_decide_who_gets_which_slot() -> None:
-    fresh, used = (Scheduler(num_slots=3, admit_share=0.01) for _ in range(2))
-    for number in range(7):
-        used.submit(f"old{number}", f"old{number}")
-        for admission in used.admit():
-            if admission.request_id != "old6":
-                used.finish(admission.request_id)
-    used.finish("old6")
-
-    def play(scheduler: Scheduler) -> list[tuple[str, int, bool]]:
-        seen = []
-        for name, session in (("a", "a"), ("b", "b"), ("c", "c")):
-            scheduler.begin(session)
-            scheduler.submit(name, session)
-        for _ in range(2):
-            admitted = scheduler.admit()
-            seen += [(one.request_id, one.slot, one.returning) for one in admitted]
-            for one in admitted:
-                scheduler.finish(one.request_id)
-            for name, session in (("b2", "b"), ("d", "d")):
-                scheduler.begin(session)
-                scheduler.submit(name, session)
-        return seen
-
-    assert play(used) == play(fresh)
-    assert ("b2", 1, True) in play(Scheduler(num_slots=3, admit_share=0.01))
+    for event in events:
+        if event == "submit":
+            submitted.append(f"{len(submitted):03}")
+            scheduler.submit(submitted[-1])
+        elif event in ("admit", "follow"):
+            admit(follow=event == "follow")
+        elif running and event == "finish":
+            name = min(running)
+            assert scheduler.finish(name) == running.pop(name)
+            done.append(name)
+        elif running:
+            name = scheduler.newest()
+            assert scheduler.preempt(name) == running.pop(name)
+    for _ in range(2 * len(submitted) + 1):
+        admit(follow=False)
+        for name in list(running):
+            scheduler.finish(name)
+            done.append(name)
+            del running[name]
+    assert sorted(done) == submitted

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_engine_embedded import (
     drain,
@@ -16,7 +14,6 @@ from test_engine_embedded import (
     weights_of,
 )
 
-from hotpot.engine.embedded.shared_prompts import SharedPrompts
 from hotpot.errors import EngineError
 from hotpot.types import Generation, GenerationRequest
 
@@ -64,7 +61,7 @@ def test_a_later_sample_copies_from_one_that_generates_already_or_is_done() -> N
     found = drain(engine, 20)
     answers = [found[leader.request_id], found[second.request_id]]
     assert reused(answers) == [0, prompt.size - 1]
-    # A session that goes on keeps the engine's slots, so the holder is still there when it is idle.
+    # Blocks that nobody reads are kept, so the prompt is still there when all is idle.
     more = np.concatenate([prompt, answers[0].tokens])
     engine.submit(request(0, more, step=1))
     engine.submit(third)
@@ -118,23 +115,3 @@ def test_who_waited_for_a_dropped_request_computes_for_itself() -> None:
     for answer in answers.values():
         expected = plain_logprobs(decoder, np.concatenate([prompt, answer.tokens]), 9)
         np.testing.assert_allclose(answer.model_logprobs, expected, atol=1e-5)
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=30))
-@settings(max_examples=200, deadline=None)
-def test_a_prompt_has_one_holder_and_a_slot_holds_one_prompt(events: list[tuple[int, int]]) -> None:
-    shared, held = SharedPrompts(), dict[int, int]()
-    texts = [np.full(3, number, dtype=np.int32) for number in range(3)]
-    waiting: dict[int, list[int]] = {}
-    for slot, text in events:
-        holder = shared.holder(texts[text])
-        assert holder == next((s for s, t in held.items() if t == text), None)
-        if holder is None or holder == slot:
-            shared.lead(slot, texts[text])
-            held = {s: t for s, t in held.items() if t != text} | {slot: text}
-        else:
-            shared.follow(slot, holder)
-            held.pop(slot, None)
-            waiting.setdefault(holder, []).append(slot)
-    assert {leader: shared.release(leader) for leader in waiting} == waiting
-    assert all(shared.release(leader) == [] for leader in waiting)

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812
 
-from hotpot.engine.embedded.attention import StreamAttention
-from hotpot.engine.embedded.cache import SlotCache
-from hotpot.engine.embedded.forward import forward, rotary_table
-from hotpot.engine.embedded.rows import RowTable
+from hotpot.engine.embedded.attention import OneQuery, StreamAttention
+from hotpot.engine.embedded.forward import _wide, forward, rotary_table
+from hotpot.engine.embedded.rows import Flight, RowTable
+from hotpot.engine.embedded.store import BlockStore, block_bytes
 from hotpot.engine.embedded.stream import plan_stream
 from hotpot.engine.embedded.weights import PackedWeights
 from hotpot.models import Decoder, DecoderConfig, checksum
@@ -33,7 +34,7 @@ def make_rows(lengths: dict[int, int]) -> RowTable:
             sampling=SamplingParams(),
             key=SampleKey(seed=0, issue=0, sample=0, step=0),
         )
-        rows.enter(slot, request, 0, 0)
+        rows.enter(slot, Flight(request=request, submitted_s=0.0), 0)
     return rows
 
 
@@ -46,28 +47,28 @@ def test_singles_come_first_then_pieces_in_order_of_admission() -> None:
     rows.cached[7] = 4
     stream = plan_stream(rows, np.array([1, 4]), [7, 2], 100)
     assert stream.num_singles == 2
-    assert stream.slots.tolist() == [1, 4, *[7] * 16, *[2] * 3]
+    assert stream.rows.tolist() == [1, 4, *[7] * 16, *[2] * 3]
     assert stream.positions.tolist() == [8, 5, *range(4, 20), 0, 1, 2]
-    assert stream.piece_slots.tolist() == [7, 2]
+    assert stream.piece_rows.tolist() == [7, 2]
     assert stream.piece_starts.tolist() == [4, 0]
     assert stream.piece_lengths.tolist() == [16, 3]
     # Ascending slots, each with the place of its last token.
-    assert stream.wanted_slots.tolist() == [1, 2, 4, 7]
+    assert stream.wanted_rows.tolist() == [1, 2, 4, 7]
     assert stream.wanted.tolist() == [0, 20, 1, 17]
 
 
 def test_the_budget_counts_padding_and_cuts_long_prompts() -> None:
     rows = make_rows({0: 10, 1: 4, 2: 4, 3: 50})
     first = plan_stream(rows, NONE, [0, 1, 2, 3], 20)
-    assert first.piece_slots.tolist() == [0, 1]
+    assert first.piece_rows.tolist() == [0, 1]
     long = plan_stream(rows, NONE, [3, 0], 20)
-    assert long.piece_slots.tolist() == [3]
+    assert long.piece_rows.tolist() == [3]
     assert long.piece_lengths.tolist() == [20]
     assert long.wanted.tolist() == []
     rows.cached[3] = 40
     last = plan_stream(rows, NONE, [3], 20)
     assert last.positions.tolist() == list(range(40, 50))
-    assert last.wanted_slots.tolist() == [3]
+    assert last.wanted_rows.tolist() == [3]
 
 
 def make_decoder(**changes: Any) -> Decoder:
@@ -104,12 +105,15 @@ SLOT_SETS = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("slots", SLOT_SETS.values(), ids=SLOT_SETS)
-def test_every_pass_gives_the_decoders_logits(shape: str, slots: list[int]) -> None:
+@pytest.mark.parametrize("spread", [2, 8], ids=["in place", "gathered"])
+def test_every_pass_gives_the_decoders_logits(shape: str, slots: list[int], spread: int) -> None:
     """Prompts in pieces, then pieces beside single tokens, then single tokens only; ragged throughout."""
     decoder = make_decoder(**SHAPES[shape])
     weights = PackedWeights(decoder.config)
     weights.fill(dict(decoder.named_parameters()))
-    cache = SlotCache(decoder.config, SLOTS, CONTEXT)
+    config = decoder.config
+    store = BlockStore([(config.num_kv_heads, config.head_dim)] * config.num_layers, 3 * SLOTS * spread)
+    blocks = np.random.default_rng(2).permutation(store.num_blocks)[: SLOTS * 4].reshape(SLOTS, 4)
     table = rotary_table(decoder.config, CONTEXT)
     rng = np.random.default_rng(1)
     rows = make_rows({slot: int(rng.integers(20, 60)) for slot in slots})
@@ -117,13 +121,13 @@ def test_every_pass_gives_the_decoders_logits(shape: str, slots: list[int]) -> N
     shapes_seen = set()
     for _ in range(40):
         stream = plan_stream(rows, generating, prompts, 24)
-        shapes_seen.add((bool(stream.num_singles), bool(stream.piece_slots.size)))
-        tokens = torch.from_numpy(rows.tokens[stream.slots, stream.positions].astype(np.int64))
+        shapes_seen.add((bool(stream.num_singles), bool(stream.piece_rows.size)))
+        tokens = torch.from_numpy(rows.tokens[stream.rows, stream.positions].astype(np.int64))
         with torch.inference_mode():
-            attention = StreamAttention(cache, stream)
+            attention = StreamAttention(store, blocks, stream)
             logits = forward(weights, table, tokens, torch.from_numpy(stream.positions), attention)
-        rows.cached[stream.piece_slots] += stream.piece_lengths
-        wanted = stream.wanted_slots
+        rows.cached[stream.piece_rows] += stream.piece_lengths
+        wanted = stream.wanted_rows
         for index, slot in enumerate(wanted.tolist()):
             context = torch.from_numpy(rows.tokens[slot, : rows.length[slot]].astype(np.int64))[None]
             with torch.no_grad():
@@ -150,19 +154,68 @@ def test_packed_weights_come_back_bit_for_bit(shape: str) -> None:
         assert checksum(weights.unpack()) == checksum(source)
 
 
-def test_a_cache_grows_and_keeps_what_it_holds() -> None:
-    config = make_decoder(num_layers=1).config
-    cache = SlotCache(config, 3, 600)
-    assert cache.capacity == 256
-    slots, positions = torch.tensor([0, 2, 2]), torch.tensor([255, 0, 255])
+def make_store(num_blocks: int) -> BlockStore:
+    store = BlockStore([(2, 6), (1, 4)], num_blocks)
+    for tensor in (*store.keys, *store.values):
+        tensor.normal_()
+    return store
+
+
+def test_a_store_gives_back_what_was_written_where_the_table_says() -> None:
+    store, table = make_store(5), np.array([[4, 0], [2, 1]])
+    rows, positions = np.array([0, 1, 1]), np.array([63, 0, 33])
     keys, values = torch.randn(3, 2, 6), torch.randn(3, 2, 6)
-    cache.write(0, cache.flat_index(slots, positions), keys, values)
-    cache.reserve(513)
-    assert cache.capacity == 600
-    for got, written in zip(cache.gather(0, slots, 256), (keys, values), strict=True):
-        for row in range(3):
-            assert torch.equal(got.view(3, 2, 256, 6)[row, :, positions[row]], written[row])
-    whole = cache.view(0, 0, 3, 600)[0]
-    assert int((whole != 0).any(-1).sum()) == 6
-    cache.clear(torch.tensor([2]))
-    assert int((cache.view(0, 0, 3, 600)[1] != 0).any(-1).sum()) == 2
+    store.write(0, store.places(table, rows, positions), keys, values)
+    found = store.gather(0, torch.from_numpy(table))
+    for got, written in zip(found, (keys, values), strict=True):
+        assert got.shape == (2, 2, 64, 6)
+        for token, (row, position) in enumerate(zip(rows, positions, strict=True)):
+            assert torch.equal(got[row, :, position], written[token])
+    assert store.num_bytes == 5 * block_bytes([(2, 6), (1, 4)]) == 5 * 32 * 2 * 4 * (12 + 4)
+
+
+def test_all_sources_are_read_before_a_target_is_written() -> None:
+    store = make_store(4)
+    before = [tensor.clone() for tensor in (*store.keys, *store.values)]
+    store.copy([(0, 1), (1, 2)])
+    for tensor, old in zip((*store.keys, *store.values), before, strict=True):
+        assert torch.equal(tensor[:, [1, 2]], old[:, [0, 1]])
+        assert torch.equal(tensor[:, [0, 3]], old[:, [0, 3]])
+    store.clear([3])
+    assert all(not tensor[:, 3].any() and tensor[:, :3].all() for tensor in (*store.keys, *store.values))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_blocks_that_rows_have_in_common_give_what_they_give_one_by_one(kv_heads: int) -> None:
+    """Three levels: all rows read the first blocks, halves of them the next, the rest is their own; in place and not."""
+    store = BlockStore([(kv_heads, 8)], 40)
+    store.keys[0].normal_(), store.values[0].normal_()
+    rows = np.arange(6)
+    own = np.arange(6, 18).reshape(6, 2)
+    for first in (np.array([3, 4]), np.array([30, 20])):
+        halves = np.array([[2], [2], [2], [5], [5], [5]])
+        table = np.concatenate([np.tile(first, (6, 1)), halves, own], axis=1)
+        positions = np.array([96, 101, 127, 128, 150, 159])
+        q = torch.randn(6, 4, 8)
+        together = OneQuery(store, table, rows, positions)
+        assert len(together._runs) == 3
+        found = together(0, q)
+        for row in rows:
+            alone = OneQuery(store, table[[row]], np.zeros(1, np.int64), positions[[row]])
+            assert not alone._runs
+            torch.testing.assert_close(found[[row]], alone(0, q[[row]]), atol=1e-6, rtol=1e-5)
+            keys, values = store.gather(0, torch.from_numpy(table[[row]]))
+            expected = F.scaled_dot_product_attention(
+                q[row][None, :, None],
+                keys[:, :, : positions[row] + 1],
+                values[:, :, : positions[row] + 1],
+                enable_gqa=True,
+            )
+            torch.testing.assert_close(found[row], expected.reshape(-1), atol=1e-6, rtol=1e-5)
+
+
+def test_a_wide_product_in_pieces_is_the_product() -> None:
+    weight = torch.randn(5000, 210)
+    for rows in (1, 64, 65):
+        x = torch.randn(rows, 210)
+        torch.testing.assert_close(_wide(x, weight), x @ weight.t())

@@ -138,6 +138,17 @@ BAD = {
         "context",
         with_step(prompt_tokens=changed(STEP.prompt_tokens, (STEP.prompt_tokens[0] + 1) % 64)),
     ),
+    "context change": ("context_change", with_step(context_change="shrunk")),
+    "dropped for nothing": ("context_change", with_step(1, context_dropped_tokens=3)),
+    "dropped less than none": ("context_change", with_step(1, context_dropped_tokens=-1)),
+    "truncated without a segment": (
+        "context_change",
+        with_step(1, context_change="truncated", context_dropped_tokens=3),
+    ),
+    "truncated by nothing": (
+        "context_change",
+        with_step(1, make_trajectory(num_steps=3, new_segment_at=1), context_change="segmented"),
+    ),
     "step reward": ("rewards", with_step(reward=0.5)),
     "nan reward": ("rewards", with_step(reward=math.nan)),
     "reward names": ("rewards", with_step(reward_names=("a",))),

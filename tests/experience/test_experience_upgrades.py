@@ -133,6 +133,11 @@ def test_a_stored_lake_is_read_resumed_and_read_again(stored):
         assert set(weights[:-2]) == {1.0}
     collected = after["updates"]["collected_trajectories"].to_pylist()
     assert [bool(one) for one in collected] == [expected["version"] >= 3] * 3 + [True]
+    steps = before["steps"].to_pylist()
+    changes = {(step["context_change"], step["context_dropped_tokens"]) for step in steps}
+    told = {("handover", 0), ("segmented", 9)} if expected["version"] >= 5 else set()
+    assert changes == {("none", 0)} | told
+    assert {step["num_preemptions"] for step in steps} == ({0, 2} if told else {0})
     assert open_run(folder).manifest.schema_version == SCHEMA_VERSION
 
 

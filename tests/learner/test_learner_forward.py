@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from hotpot.errors import LearnerError
 from hotpot.learner.batches.passes import cut, lay_out
+from hotpot.learner.losses.policy_loss import entropy
 from hotpot.learner.scores.forward import score
+from hotpot.learner.scores.picked import picked
 from hotpot.models import save_model
 
 
@@ -38,6 +40,28 @@ def test_agrees_with_transformers(tmp_path, temperature: float, shape) -> None:
         for offset, position in enumerate(member.loss_positions):
             value = expected[position - 1, member.sequence.tokens[position]]
             assert found[member.start + offset] == pytest.approx(value, abs=1e-5)
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_a_picked_logprob_and_its_entropy_are_those_of_the_whole_distribution(spread) -> None:
+    logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(1)) * 20
+    logits[2, 3] = -torch.inf  # a token that can't come
+    targets, into = torch.arange(7) + 5, torch.linspace(-1, 1, 7)
+    ours, plain = (logits.clone().requires_grad_() for _ in range(2))
+    found, entropies = picked(ours, targets, spread=spread)
+    distribution = plain.log_softmax(-1)
+    expected = distribution.gather(-1, targets[:, None])[:, 0]
+    assert torch.equal(found, expected)
+    assert torch.equal(entropies, entropy(distribution) if spread else torch.zeros(7))
+    assert not entropies.requires_grad
+    for one, other in ((found, ours), (expected, plain)):
+        one.backward(into, retain_graph=True)
+        first = other.grad.clone()
+        one.backward(into)
+        assert torch.equal(other.grad, 2 * first), "what is saved stays as it is"
+    torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-6, atol=1e-7)
+    with torch.no_grad():
+        assert torch.equal(picked(logits, targets, spread=spread)[0], found)
 
 
 def test_any_cut_and_any_company_gives_the_same() -> None:

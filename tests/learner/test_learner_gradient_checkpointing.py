@@ -1,5 +1,6 @@
 """Layers that are computed again for the gradient: the same bits, of every layout of a pass and with every critic."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,9 @@ from hotpot.config.sections import LearnerSection
 from hotpot.learner import Learner
 from hotpot.learner.batches.passes import MicroBatch, lay_out
 from hotpot.learner.scores.critic import Critic
-from hotpot.learner.scores.forward import score
-from hotpot.models import Decoder, checksum
+from hotpot.learner.scores.forward import hidden_states, score
+from hotpot.models import Policy, checksum, load_policy
+from hotpot.testing.modules import KINDS, write_module
 
 
 def layouts() -> dict[str, list[MicroBatch]]:
@@ -20,10 +22,11 @@ def layouts() -> dict[str, list[MicroBatch]]:
         "alone": [lay_out([[member]]) for member in members[:3]],
         "shared_prefix": [lay_out([[member] for member in members])],
         "packed": [lay_out([members[:4], members[4:7], members[7:]])],
+        "padded": [lay_out([[member] for member in members[:5]], prefix=0)],
     }
 
 
-def gradients(decoder: Decoder, critic: Critic | None, micros: list[MicroBatch]) -> list[bytes]:
+def gradients(decoder: Policy, critic: Critic | None, micros: list[MicroBatch]) -> list[bytes]:
     for micro in micros:
         scores = score(decoder, micro, temperature=0.7, entropy_gradient=True)
         loss = (scores.logprobs * torch.arange(len(scores.logprobs))).sum() + scores.entropy.sum()
@@ -89,3 +92,55 @@ def test_an_update_has_the_same_bits() -> None:
         result = learner.update(make_batch(), update=1, policy_version=3)
         found.append((result.losses.tobytes(), result.grad_norms.tobytes(), checksum(learner.weights())))
     assert found[0] == found[1]
+
+
+def saved_bytes(policy: Policy, micro: MicroBatch) -> int:
+    """Return how much a pass keeps for the gradient beside the weights."""
+    kept = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
+    found: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in kept:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden = hidden_states(policy, micro)
+    assert hidden.requires_grad
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("kind", ["own", *KINDS])
+def test_a_pass_keeps_less(kind: str, tmp_path: Path) -> None:
+    policy = make_decoder() if kind == "own" else load_policy(write_module(tmp_path, kind), "transformers")
+    assert policy.checkpoints
+    micro = layouts()["shared_prefix" if policy.caches else "padded"][0]
+    whole = saved_bytes(policy, micro)
+    policy.gradient_checkpointing = True
+    # Two layers keep an input each; beside them stand the embeddings' part and the last norm.
+    assert saved_bytes(policy, micro) < whole / 2.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_of_transformers_has_the_same_bits(kind: str, tmp_path: Path) -> None:
+    policy = load_policy(write_module(tmp_path, kind), "transformers")
+    able = [name for name in layouts() if policy.caches or name in ("alone", "padded")]
+    assert ("shared_prefix" in able) == (kind in ("gpt2", "gpt_neox", "cohere", "llama"))
+    mixers = ("attn", "self_attn", "attention", "self_attention", "mixer")
+    mixing = [module for name, module in policy.named_modules() if name.rpartition(".")[2] in mixers]
+    assert len(mixing) == 2
+    calls: list[str] = []
+    for module in mixing:
+        module.register_forward_pre_hook(lambda *_: calls.append(""))
+    for layout in able:
+        found = []
+        for checkpointing in (False, True):
+            policy.gradient_checkpointing = checkpointing
+            policy.zero_grad(set_to_none=True)
+            calls.clear()
+            found.append((gradients(policy, None, layouts()[layout]), len(calls)))
+        assert found[0][0] == found[1][0]
+        assert found[1][1] == 2 * found[0][1], "each layer is computed a second time, once"
+    assert policy.duplicate().state_dict().keys() == policy.state_dict().keys()
+    assert not any("forward" in vars(module) for module in policy.modules())

@@ -1,5 +1,12 @@
 """Out of memory: passes halved once, recorded, carried, done again without it; refusals that say what to set."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +19,8 @@ from hotpot.learner.batches import passes
 from hotpot.learner.batches.budget import PassBudget, out_of_memory
 from hotpot.learner.scores import forward
 from hotpot.models import checksum
+
+WORKER = Path(__file__).with_name("learner_memory_worker.py")
 
 ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -189,3 +198,36 @@ def test_a_planned_halving_is_made_where_it_was() -> None:
     assert (budget.halving, budget.carried, budget.limit) == (planned, 0, 500)
     budget.begin(None)
     assert (budget.halving, budget.carried) == (None, 500)
+
+
+def work(gap_bytes: int | None, micro_batch_tokens: int = 16384, state: str = "") -> dict[str, Any]:
+    """Return what a process of its own learned with no more address space than ``gap_bytes`` beyond what it had."""
+    told = {"gap_bytes": gap_bytes, "micro_batch_tokens": micro_batch_tokens, "state": state}
+    # What is freed goes back to the system at once, so that half of a pass needs half of the memory.
+    surroundings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, str(WORKER), json.dumps(told)], check=True, stdout=subprocess.PIPE, text=True, env=surroundings
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's address space")
+def test_a_real_refusal_of_the_allocator_halves_the_passes() -> None:
+    calm, half = work(None), work(None, micro_batch_tokens=1024)
+    assert calm["halving"] is half["halving"] is None
+    assert half["peak_bytes"] < 0.7 * calm["peak_bytes"], "half of a pass needs about half of the memory"
+    gap = (calm["peak_bytes"] + half["peak_bytes"]) // 2
+    scarce = work(gap)
+    assert scarce["halving"] == ["step", 0, 2048, 1024]
+    assert scarce["peak_bytes"] <= gap
+    np.testing.assert_allclose(scarce["losses"], calm["losses"], rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(scarce["grad_norms"], calm["grad_norms"], rtol=1e-5)
+    same = ("losses", "grad_norms", "weights", "step_hashes")
+    assert [scarce[name] for name in same] == [half[name] for name in same], (
+        "nothing of the first try is left"
+    )
+    again = work(None, state=scarce["state"])
+    assert again["peak_bytes"] < calm["peak_bytes"]
+    assert {**again, "peak_bytes": 0} == {**scarce, "peak_bytes": 0}

@@ -58,16 +58,19 @@ def make_rows() -> Rows:
                         for step in first.steps
                     ),
                 )
-            env_version = "env@2+b" if issue > 6 else "env@1+a"
+            env_version = "env@2+b" if issue > 6 else "other@1+a" if issue in {3, 5} else "env@1+a"
             row = dataclasses.replace(
                 made.row, env_version=env_version, tool_errors=int(random.integers(0, 2)),
-                end_reason="max_steps" if random.random() < 0.3 else "answered",
+                end_reason=("max_context" if issue == 8 else "max_steps") if random.random() < 0.3 else "answered",
             )  # fmt: skip
             trajectories.append(row)
             steps += [
                 dataclasses.replace(
                     step, env_version=env_version, generate_s=float(random.random()), queue_s=float(random.random()),
-                    environment_s=float(random.random()), temperature=0.0 if issue == 9 and step.step == 0 else 1.0,
+                    environment_s=float(random.random()), reused_tokens=int(random.integers(0, step.context_tokens + 1)),
+                    temperature=0.0 if issue == 9 and step.step == 0 else 1.0,
+                    num_preemptions=int(random.integers(0, 3)),
+                    **_change(issue, sample, step.step),
                 )
                 for step in made.steps
             ]  # fmt: skip
@@ -98,6 +101,15 @@ def _refused(trajectories: list[TrajectoryRow]) -> list[QuarantineRow]:
             )
         )  # fmt: skip
     return found
+
+
+def _change(issue: int, sample: int, step: int) -> dict[str, Any]:
+    """Return what the context limit did: cut one, handed over notes, some of which were lost."""
+    changes = {1: ("truncated", 9), 4: ("handover", 0), 5: ("handover", 0)}
+    change, dropped = changes.get(issue, ("none", 0)) if step == 0 and sample else ("none", 0)
+    if issue in {4, 5} and step == 1:
+        change, dropped = (("segmented", 30), ("fallback", 4))[sample % 2]
+    return {"context_change": change, "context_dropped_tokens": dropped}
 
 
 EVENTS = (("publish", 1), ("non_finite", 1), ("exploding", 2), ("non_finite", 2), ("non_finite", 3))
@@ -206,8 +218,12 @@ def gap(rows: Rows, column: str) -> float:
     return mean([getattr(row, column) for row in training(found)]) - mean(held_out)
 
 
+def hit_share(found: Sequence[StepRow]) -> float:
+    return sum(s.reused_tokens for s in found) / sum(s.context_tokens for s in found)
+
+
 def of_gauge(rows: Rows, name: str) -> list[float]:
-    return [row.value for row in rows["metrics"] if row.name == f"system/{name}"]
+    return [row.value for row in rows["metrics"] if row.name == name]
 
 
 def update_s(rows: Rows) -> float:
@@ -216,6 +232,33 @@ def update_s(rows: Rows) -> float:
 
 def of_updates(rows: Rows, column: str) -> float:
     return sum(getattr(row, column) for row in rows["updates"])
+
+
+def steps_of(rows: Rows) -> dict[str, list[StepRow]]:
+    found: dict[str, list[StepRow]] = {}
+    for step in sorted(training(rows["steps"]), key=lambda step: step.step):
+        found.setdefault(step.trajectory_id, []).append(step)
+    return found
+
+
+def context_limit_share(rows: Rows) -> float:
+    met = {name for name, steps in steps_of(rows).items() if any(s.context_change != "none" for s in steps)}
+    return mean(
+        [t.trajectory_id in met or t.end_reason == "max_context" for t in training(rows["trajectories"])]
+    )
+
+
+def windows_mean(rows: Rows) -> float:
+    return mean([1 + sum(s.context_dropped_tokens > 0 for s in steps) for steps in steps_of(rows).values()])
+
+
+def notes_lost_share(rows: Rows) -> float:
+    lost = []
+    for steps in steps_of(rows).values():
+        for step, after in zip(steps, [*steps[1:], None], strict=True):
+            if step.context_change == "handover":
+                lost.append(after is None or after.context_change != "segmented")
+    return mean(lost)
 
 
 PLAIN: dict[str, Callable[[Rows], float]] = {
@@ -246,9 +289,26 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "rollout/precisions": lambda r: 1,
     "rollout/reused_share": lambda r: sum(s.reused_tokens for s in r["steps"])
     / sum(s.context_tokens for s in r["steps"]),
+    **{
+        name: lambda r, name=name: max(of_gauge(r, name))  # type: ignore[misc]
+        for name in (
+            "rollout/sampling_overrides", "rollout/engine_report_differences", "engine/preemptions",
+            "engine/incremental_difference_max",
+        )
+    },
+    "engine/prefix_hit_share": lambda r: hit_share(r["steps"]),
+    "engine/prefill_tokens": lambda r: sum(s.context_tokens - s.reused_tokens for s in r["steps"]),
+    "engine/prefill_tokens_per_step": lambda r: mean([s.context_tokens - s.reused_tokens for s in r["steps"]]),
     "rollout/reward_mean": lambda r: mean([t.reward for t in training(r["trajectories"])]),
     "rollout/reward_variance": lambda r: float(np.var([t.reward for t in training(r["trajectories"])])),
     "rollout/success_rate": lambda r: mean([t.success for t in training(r["trajectories"])]),
+    "rollout/context_limit_share": context_limit_share,
+    "rollout/context_dropped_tokens": lambda r: mean(
+        [s.context_dropped_tokens for s in training(r["steps"]) if s.context_dropped_tokens]
+    ),
+    "rollout/windows_mean": windows_mean,
+    "rollout/notes_lost_share": notes_lost_share,
+    "rollout/preemptions_per_step": lambda r: mean([s.num_preemptions for s in r["steps"]]),
     "rollout/segments_mean": lambda r: mean([t.num_segments for t in training(r["trajectories"])]),
     "gate/refused_share": lambda r: 7 / (7 + len(r["trajectories"])),
     "gate/refused_records": lambda r: 7,
@@ -293,13 +353,13 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "evaluation/success_gap": lambda r: gap(r, "success"),
     "evaluation/reward_gap": lambda r: gap(r, "reward"),
     **{
-        f"system/{name}": lambda r, name=name: mean(of_gauge(r, name))  # type: ignore[misc]
+        f"system/{name}": lambda r, name=name: mean(of_gauge(r, f"system/{name}"))  # type: ignore[misc]
         for name in (
             "processor_idle_share", "num_threads", "gpu_utilisation", "engine_queue_depth", "experience_backlog",
         )
     },
     **{
-        f"system/{name}": lambda r, name=name: max(of_gauge(r, name))  # type: ignore[misc]
+        f"system/{name}": lambda r, name=name: max(of_gauge(r, f"system/{name}"))  # type: ignore[misc]
         for name in (
             "memory_rss_bytes", "gpu_memory_bytes", "failed_attempts", "dropped_episodes", "quarantined_trajectories",
             "close_failures", "redactions",
@@ -355,6 +415,19 @@ def test_refusals_are_told_by_producer_reason_and_version(database: duckdb.DuckD
     ]  # fmt: skip
     versions = database.execute(sql(metric("gate/refused_records"), by=["env_version", "policy_version"]))
     assert versions.fetchall() == [("3", -1, 1), ("env@1+a", 1, 6)]
+
+
+def test_prefix_hits_are_told_by_environment_and_step(
+    rows: Rows, database: duckdb.DuckDBPyConnection
+) -> None:
+    found = database.execute(sql(metric("engine/prefix_hit_share"), by=["env", "step"])).fetchall()
+    assert [(env, step) for env, step, _ in found] == [
+        ("env", 0), ("env", 1), ("env", 2), ("other", 0), ("other", 1), ("other", 2)
+    ]  # fmt: skip
+    for env, step, value in found:
+        chosen = [s for s in rows["steps"] if s.env_version.split("@")[0] == env and s.step == step]
+        assert value == pytest.approx(hit_share(chosen))
+    assert len({round(value, 6) for _, _, value in found}) == 6
 
 
 def test_two_cuts_at_once(rows: Rows, database: duckdb.DuckDBPyConnection) -> None:

@@ -91,6 +91,27 @@ def test_show_prints_every_step_with_stages_probabilities_and_reward(stored) -> 
     assert f"[system] {decode(made.steps[0].prompt_tokens[:half])}\n[instruction] " in text
 
 
+def test_what_the_context_limit_did_stands_on_the_step(reader_over) -> None:
+    made = make_trajectory(num_steps=3, new_segment_at=2)
+    plain, asked, shorter = made.steps
+    steps = [
+        plain,
+        dataclasses.replace(asked, context_change="handover"),
+        dataclasses.replace(
+            shorter, context_change="segmented", context_dropped_tokens=41, num_preemptions=2
+        ),
+    ]
+    reader, file = reader_over({"trajectories": [made.row], "steps": steps}), io.StringIO()
+    show_trajectory(Console(file=file, width=200), *load_trajectory(reader, made.row.trajectory_id), decode)
+    text = file.getvalue()
+    assert "step 0 segment 0 ─" in text
+    assert "step 1 segment 0 · context full: asked for a note" in text
+    assert (
+        "step 2 segment 1 · context full: a note for all but the newest exchange, 41 tokens shorter" in text
+    )
+    assert text.count("preempted 2 times") == 1
+
+
 def test_a_terminal_gets_colours_in_place_of_labels(stored) -> None:
     made, reader = stored
     file = io.StringIO()

@@ -48,7 +48,7 @@ BAD_OPENINGS = {
     ),
     "calls": (
         dataclasses.replace(OPENING, messages=(Message(role=Role.USER, content="a", tool_calls=("f",)),)),  # type: ignore[arg-type]
-        "tuple of ToolCall",
+        "str, not ToolCall",
     ),
 }
 

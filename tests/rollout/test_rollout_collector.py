@@ -27,6 +27,7 @@ from hotpot.rollout import Mix, Past, TaskSampler, same_experience
 from hotpot.testing.engine import FakeEngine
 from hotpot.testing.environments import ECHO, EchoEnvironment, echo_environment
 from hotpot.types import (
+    EngineInfo,
     FinishReason,
     Generation,
     GenerationRequest,
@@ -393,3 +394,40 @@ def test_company_that_breaks_is_no_failure_of_the_run() -> None:
     assert flat(rollout.collect(plans, Purpose.TRAINING, past)) == []
     assert set(log.leased) == {"0.1.0", "0.1.1", "0.1.2"}
     assert (rollout.counts.dropped, sum(rollout.counts.failures.values())) == (1, 3)
+
+
+class Boastful(FakeEngine):
+    """Says that it holds more context than it does, as one would whose replica was replaced by a smaller one."""
+
+    def info(self) -> EngineInfo:
+        return dataclasses.replace(super().info(), max_context_tokens=512)
+
+
+def test_a_prompt_that_the_engine_has_no_room_for_ends_its_episode_and_no_other() -> None:
+    plans, log = make_plans(num_tasks=2), Log()
+    whole = FakeEngine(obedient)
+    steps = flat(make_rollout(whole).collect(plans, Purpose.TRAINING))[0].steps
+    first, second = (step.context_tokens for step in steps)
+    limit = second - 2
+    assert limit > first
+    engine = Boastful(obedient, max_context_tokens=limit)
+    trajectories = flat(make_rollout(engine, log=log).collect(plans, Purpose.TRAINING))
+    assert len(trajectories) == len(plans)
+    assert {(t.row.end_reason, t.row.num_steps) for t in trajectories} <= {
+        ("max_context", 1),
+        ("answered", 2),
+    }
+    assert any(t.row.end_reason == "max_context" for t in trajectories)
+    assert log.failed == log.dropped == {}
+    assert all(check(t, Limits(run_id="run", vocabulary_size=512)) is None for t in trajectories)
+
+
+def test_an_opening_that_the_engine_has_no_room_for_fails_with_that_reason() -> None:
+    plans, log = make_plans(num_tasks=1, samples=2), Log()
+    rollout = make_rollout(Boastful(obedient, max_context_tokens=8), log=log, max_attempts=2)
+    assert flat(rollout.collect(plans, Purpose.TRAINING)) == []
+    assert set(log.failed) == {"0.0.0", "0.1.0"}
+    assert all(
+        "too long for the engine" in reason for reason in (*log.failed.values(), *log.dropped.values())
+    )
+    assert set(log.dropped) == {"0.0.1", "0.1.1"}

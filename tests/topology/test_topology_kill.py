@@ -35,18 +35,19 @@ class Operator:
     model: Path
     kept: list[str] = field(default_factory=list)
     learned: list[int] = field(default_factory=list)
+    worker: Path = WORKER
 
     @property
     def run(self) -> Path:
         return self.folder / "run"
 
-    def start(self, kill: str = "never", *, until: "Stop | None" = None) -> tuple[int, str]:
+    def start(self, kill: str = "never", *more: str, until: "Stop | None" = None) -> tuple[int, str]:
         recipe = self.folder / "coin.toml"
         recipe.write_text("")
         overrides = [
             *flat(SETTINGS), f"topology.updates={UPDATES}", f"model.path={self.model}", f"run.folder={self.folder}",
             "run.id=run", "engine.max_concurrency=6", "checkpoint.every_updates=2", "checkpoint.keep=1",
-            "store.archive_every_batches=2", "store.archive_every_s=0.05",
+            "store.archive_every_batches=2", "store.archive_every_s=0.05", *more,
         ]  # fmt: skip
         return self._go([kill, "train", str(recipe), *overrides], until)
 
@@ -55,7 +56,7 @@ class Operator:
 
     def _go(self, arguments: list[str], until: "Stop | None") -> tuple[int, str]:
         process = subprocess.Popen(
-            [sys.executable, str(WORKER), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [sys.executable, str(self.worker), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         guard = threading.Timer(180, process.kill)

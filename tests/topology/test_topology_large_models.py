@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from redo_cases import prove
 
 from hotpot.errors import ModelFilesError, RecipeError
@@ -82,6 +83,34 @@ def test_it_goes_on_to_the_bit_and_is_proved_from_the_first_checkpoint(
     assert manifest["weights_checksum"] == learned(folder)[-1]["weights_checksum"]
     assert checksum(load_decoder(last).state_dict()) == manifest["weights_checksum"]
     prove(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [SHORT, LORA], ids=["all", "lora"])
+def test_transformers_loads_what_a_run_wrote(run, settings) -> None:
+    """The last checkpoint, adapters merged, is what the run recorded that it learned, and transformers computes the same."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = run(*settings)
+    checkpoint = checkpoint_folder(folder, 2)
+    module = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    named = {name.removeprefix("model."): value for name, value in module.state_dict().items()}
+    tied = {name: value for name, value in named.items() if name != "lm_head.weight"}
+    assert checksum(tied) == learned(folder)[-1]["weights_checksum"]
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    (row,) = (
+        RunReader.open(folder).sql("select sampled_tokens from steps order by issue desc limit 1").to_pylist()
+    )
+    tokens = torch.tensor([row["sampled_tokens"]])
+    assert tokenizer.decode(tokens[0])
+    ours, start = load_decoder(checkpoint), load_decoder(checkpoint_folder(folder, 0))
+    with torch.no_grad():
+        theirs = module(input_ids=tokens, use_cache=False).logits
+        found, before = (
+            one.logits(one(tokens, torch.arange(tokens.shape[1])[None])) for one in (ours, start)
+        )
+    torch.testing.assert_close(found, theirs, atol=1e-5, rtol=1e-5)
+    assert float((before - theirs).abs().max()) > 1e-3
 
 
 def test_what_does_not_carry_over_is_refused_before_anything_is_written(run, recipe, tmp_path) -> None:

@@ -17,7 +17,7 @@ from hotpot.models import PolicyTokenizer, checksum, load_policy, save_model
 from hotpot.rollout import Dialect
 from hotpot.testing.modules import write_module
 from hotpot.topology.ingredients import model_files, read_mix
-from hotpot.topology.redo import redo
+from hotpot.topology.redo import Changes, redo
 from hotpot.topology.warmstart import _demonstrations, _sequence
 
 Train = Callable[..., Path]
@@ -104,8 +104,18 @@ def test_a_module_with_a_value_head_and_one_that_remembers_nothing(gpt2: Path, r
     assert row["num_shared_tokens"] == 0
     with pytest.raises(LearnerError, match=r"MistralForCausalLM .* learner.packing = .padded."):
         run(f"model.path={folder}", "run.id=packed", "learner.packing=packed")
-    with pytest.raises(LearnerError, match="compute its layers again"):
-        run(f"model.path={folder}", "run.id=again", "learner.gradient_checkpointing=true")
+
+
+@pytest.mark.slow
+def test_layers_computed_again_change_no_bit_of_a_modules_run(gpt2: Path, run: Train) -> None:
+    settings = [f"model.path={gpt2}", "topology.updates=2", "learner.minibatches=1"]
+    folder = run(*settings)
+    again = run(*settings, "run.id=again", "learner.gradient_checkpointing=true")
+    columns = ("losses", "grad_norms", "num_shared_tokens", "weights_checksum")
+    assert told(folder, "updates", *columns) == told(again, "updates", *columns)
+    assert all(row["num_shared_tokens"] for row in told(again, "updates", *columns))
+    (one,) = redo(folder, "2", Changes(settings=("learner.gradient_checkpointing=true",)))
+    assert one.findings.verdict == "identical"
 
 
 @pytest.mark.slow

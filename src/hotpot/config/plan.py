@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hotpot.config.recipe import Recipe
+from hotpot.config.sections.rollout import RolloutSection
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,6 +42,7 @@ class Plan:
     max_sampled_tokens_per_episode: int
     max_sampled_tokens_per_update: int
     max_context_tokens_per_episode: int
+    max_windows_per_episode: int
     max_context_tokens_per_update: int
     cache_tokens: int
     epochs: int
@@ -90,8 +92,8 @@ def make_plan(recipe: Recipe) -> Plan:
     learns = recipe.debug.mode != "rollout_only"
     batch = rollout.tasks_per_batch * rollout.samples_per_task
     episodes = batch if collects else 0
-    sampled = min(rollout.max_steps * rollout.max_step_tokens, rollout.max_context_tokens)
-    context = rollout.max_context_tokens
+    context, windows = rollout.max_context_tokens, _max_windows(rollout)
+    sampled = _max_sampled(rollout)
     steps = learner.epochs * learner.minibatches if learns else 0
     share = recipe.replay.share if collects and learns else 0.0
     replayed = math.floor(batch * share / (1 - share) + 0.5)
@@ -110,8 +112,9 @@ def make_plan(recipe: Recipe) -> Plan:
         generation_waves=math.ceil(episodes / recipe.engine.max_concurrency),
         max_sampled_tokens_per_episode=sampled,
         max_sampled_tokens_per_update=episodes * sampled,
-        max_context_tokens_per_episode=context,
-        max_context_tokens_per_update=episodes * context,
+        max_context_tokens_per_episode=context * windows,
+        max_windows_per_episode=windows,
+        max_context_tokens_per_update=episodes * context * windows,
         cache_tokens=recipe.engine.max_concurrency * context,
         epochs=learner.epochs,
         minibatches=learner.minibatches,
@@ -119,7 +122,7 @@ def make_plan(recipe: Recipe) -> Plan:
         replayed_per_update=replayed,
         max_episodes_per_optimizer_step=math.ceil((batch + replayed) / learner.minibatches),
         micro_batch_tokens=learner.micro_batch_tokens,
-        min_episodes_per_micro_batch=max(1, learner.micro_batch_tokens // context),
+        min_episodes_per_micro_batch=max(1, learner.micro_batch_tokens // (context * windows)),
         updates=topology.updates,
         total_episodes=episodes * topology.updates,
         total_optimizer_steps=steps * topology.updates,
@@ -163,16 +166,18 @@ def _rollout_lines(plan: Plan) -> tuple[_Row, ...]:
     if plan.mode == "learn_from_record":
         return ((part, "episodes", 0, "episodes", "debug.mode = learn_from_record takes the stored ones"),)
     per_update = plan.episodes_per_update
-    sampled, context = plan.max_sampled_tokens_per_episode, plan.max_context_tokens_per_episode
+    sampled, windows = plan.max_sampled_tokens_per_episode, plan.max_windows_per_episode
+    context = plan.max_context_tokens_per_episode // windows
+    of_windows = f" x {windows} windows" if windows > 1 else ""
     return (
         (part, "tasks", plan.tasks_per_update, "tasks", "rollout.tasks_per_batch"),
         (part, "samples of each", plan.samples_per_task, "episodes", "rollout.samples_per_task: one group"),
         (part, "episodes", per_update, "episodes", f"{plan.tasks_per_update} x {plan.samples_per_task}"),
         (part, "waves", plan.generation_waves, "waves", "episodes / engine.max_concurrency, rounded up"),
         (part, "sampled tokens, at most", plan.max_sampled_tokens_per_update, "tokens",
-         f"{per_update} x {sampled} (max_steps x max_step_tokens, within the context)"),
+         f"{per_update} x {sampled} (max_steps x max_step_tokens, {'and notes' if windows > 1 else 'within the context'})"),
         (part, "context tokens, at most", plan.max_context_tokens_per_update, "tokens",
-         f"{per_update} x {context} (rollout.max_context_tokens)"),
+         f"{per_update} x {context} (rollout.max_context_tokens){of_windows}"),
         (part, "key/value cache", plan.cache_tokens, "tokens", f"engine.max_concurrency x {context}"),
     )  # fmt: skip
 
@@ -236,13 +241,34 @@ def _checkpoints(recipe: Recipe) -> int:
     return 2 + min(between, recipe.checkpoint.keep)
 
 
+def _max_windows(rollout: RolloutSection) -> int:
+    """Return the most windows of an episode: one a step where a full context does not end it, and one a note."""
+    notes = rollout.max_steps - 1 if rollout.context_overflow == "segment" else 0
+    return 1 if rollout.context_overflow == "end" else rollout.max_steps + notes
+
+
+def _max_sampled(rollout: RolloutSection) -> int:
+    steps = rollout.max_steps * rollout.max_step_tokens
+    if rollout.context_overflow == "end":
+        return min(steps, rollout.max_context_tokens)
+    notes = rollout.max_steps - 1 if rollout.context_overflow == "segment" else 0
+    return steps + notes * rollout.handover_tokens
+
+
+_OVERFLOW = {
+    "end": "long episodes end with max_context",
+    "truncate": "long episodes go on without their oldest exchanges (rollout.context_overflow)",
+    "segment": "long episodes go on with a note in place of their earlier exchanges (rollout.context_overflow)",
+}
+
+
 def _notes(recipe: Recipe) -> tuple[str, ...]:
     rollout, learner = recipe.rollout, recipe.learner
     notes = []
     if rollout.max_steps * rollout.max_step_tokens > rollout.max_context_tokens:
         notes.append(
             f"{rollout.max_steps} steps of {rollout.max_step_tokens} tokens do not fit in "
-            f"rollout.max_context_tokens = {rollout.max_context_tokens}: long episodes end with max_context"
+            f"rollout.max_context_tokens = {rollout.max_context_tokens}: {_OVERFLOW[rollout.context_overflow]}"
         )
     if 0 < learner.segment_tokens < rollout.max_context_tokens:
         notes.append(

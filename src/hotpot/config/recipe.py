@@ -125,6 +125,7 @@ class Recipe(Section):
                 f"rollout.max_step_tokens = {self.rollout.max_step_tokens} leaves no room for a prompt in "
                 f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
             )
+        self._check_windows()
         if self.replay.share > 0 and self.learner.critic != "none":
             raise ValueError(
                 f"replay.share = {self.replay.share} with learner.critic = {self.learner.critic!r}: what an older policy "
@@ -143,6 +144,17 @@ class Recipe(Section):
         if self.debug.mode != "rollout_only":
             self._check_pieces()
         return self
+
+    def _check_windows(self) -> None:
+        """Refuse a hand-over that leaves no room for anything else."""
+        rollout = self.rollout
+        taken = rollout.max_step_tokens + rollout.handover_tokens
+        if rollout.context_overflow == "segment" and taken >= rollout.max_context_tokens:
+            raise ValueError(
+                f"rollout.max_step_tokens + rollout.handover_tokens = {taken} leave no room for a prompt in "
+                f"rollout.max_context_tokens = {rollout.max_context_tokens}, where rollout.context_overflow = 'segment' keeps "
+                "them free; lower rollout.handover_tokens, or raise the context"
+            )
 
     def _check_pieces(self) -> None:
         """Refuse what cannot be learned: the longest piece in no pass, or a ratio across different contexts."""

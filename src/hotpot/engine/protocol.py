@@ -1,10 +1,11 @@
-"""What every engine is: five calls, whoever serves them.
+"""What every engine is: five calls behind one gate, whoever serves them.
 
 Owns the interface only. An engine knows tokens, never messages, episodes or rewards.
 """
 
 from typing import TYPE_CHECKING, Protocol
 
+from hotpot.engine.gate import RequestGate
 from hotpot.types import EngineInfo, Generation, GenerationRequest, PublishReport
 
 if TYPE_CHECKING:
@@ -21,9 +22,13 @@ class Engine(Protocol):
       up to rounding: products over a batch may round otherwise in other company, which moves log-probabilities in
       their last digits and, rarely, a token whose random number falls on a boundary. Bit for bit the same is only
       what follows the same sequence of calls (submit, step, publish) on the same machine with as many threads.
-    - Sampling parameters are frozen per purpose when the engine is made.
+    - Sampling parameters are frozen per purpose when the engine is made; ``gate`` holds them and counts what it refused.
     - Weights change only between tokens, whole or not at all; each token's version and checksum are reported.
     """
+
+    @property
+    def gate(self) -> RequestGate:
+        """What checks requests before they are taken."""
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request.

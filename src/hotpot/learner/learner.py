@@ -68,6 +68,8 @@ class Learner:
     temperature: the training temperature; log-probabilities in the ratio are of softmax(logits / temperature).
     reference: the policy to stay close to; needed where ``kl_coefficient`` > 0, measured wherever given. With
         ``lora_rank`` it may be ``decoder`` itself: the starting model, at no cost.
+    exact: compute log-probabilities that are a sampler's bit for bit (:mod:`hotpot.models.exact`), where that can be: our own
+        decoder in float32, without adapters or packed rows, on one thread. :attr:`exact` says what it came to.
     markup: the chat template's tokens, which a cut into pieces keeps whole (``learner.segment_tokens``).
 
     Raises :class:`LearnerError` where these cannot work together.
@@ -83,6 +85,7 @@ class Learner:
         temperature: float,
         reference: Policy | None = None,
         markup: Markup | None = None,
+        exact: bool = False,
     ) -> None:
         if not temperature > 0:
             raise LearnerError(
@@ -96,7 +99,7 @@ class Learner:
             check_reference(reference.config, decoder.config)
             check_packing(reference, settings.packing)
         check_packing(decoder, settings.packing)
-        self._parts = Parts(decoder, settings, reference=reference, seed=seed)
+        self._parts = Parts(decoder, settings, reference=reference, seed=seed, exact=exact)
         self.decoder, self.critic, self.reference = self._parts.policy, self._parts.critic, reference
         self.settings = settings
         self._reference_checksum = None if reference is None else checksum(reference.state_dict())
@@ -207,6 +210,11 @@ class Learner:
         """What the matrix products of passes are computed in."""
         return self._parts.precision
 
+    @property
+    def exact(self) -> bool:
+        """Whether log-probabilities are a sampler's in the exact arithmetic, bit for bit."""
+        return self._parts.exact
+
     def save(
         self, folder: Path, tokenizer_files: Mapping[str, bytes], run: Mapping[str, Any] | None = None
     ) -> None:
@@ -286,7 +294,7 @@ class Learner:
             pass_tokens=run.pass_tokens,
             reference_checksum=self._reference_checksum,
             proximal_policy_version=policy_version if run.recomputes else None,
-            kernels=kernels(self.precision),
+            kernels=kernels(self.precision, exact=self.exact),
         )
 
     def _counters(self) -> checkpoint.Counters:

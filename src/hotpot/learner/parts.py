@@ -32,7 +32,13 @@ class Parts:
     """
 
     def __init__(
-        self, policy: Policy, settings: LearnerSection, *, reference: Policy | None, seed: int
+        self,
+        policy: Policy,
+        settings: LearnerSection,
+        *,
+        reference: Policy | None,
+        seed: int,
+        exact: bool = False,
     ) -> None:
         self.adapters = Adapters(policy, settings, seed=seed) if settings.lora_rank else None
         if reference is policy and self.adapters is None:
@@ -42,13 +48,13 @@ class Parts:
             )
         if settings.gradient_checkpointing and not policy.checkpoints:
             raise LearnerError(
-                f"learner.gradient_checkpointing = true, and a {type(policy).__name__} can't compute its layers again; set it "
-                "to false, or choose a model that Hotpot's own decoder computes"
+                f"learner.gradient_checkpointing = true, and the layers of this {type(policy).__name__} can't be computed "
+                "again (transformers marks them where they can); set it to false, or choose another model"
             )
         self.critic = None if settings.critic == "none" else Critic(policy, settings.critic)
         self.policy = policy if self.adapters is None else self.adapters.policy
         self.reference = reference
-        self._settings = settings
+        self._settings, self._exact = settings, exact
         self.optimizer = torch.optim.AdamW(
             [
                 {"params": [parameter for parameter in part.parameters() if parameter.requires_grad]}
@@ -75,7 +81,7 @@ class Parts:
         return ((name, value) for name, value in self.policy.named_parameters() if value.requires_grad)
 
     def compute_in(self, precision: Precision) -> None:
-        """Compute all passes in ``precision`` from here on.
+        """Compute all passes in ``precision`` from here on, in the exact arithmetic where that was asked for and can be.
 
         A reference in the reward is compared with what the sampler recorded, so it computes in float32 as that does.
         """
@@ -87,6 +93,14 @@ class Parts:
         for part in own:
             part.precision = DTYPES[precision]
             part.gradient_checkpointing = self._settings.gradient_checkpointing
+            part.exact = self.exact
         if self.reference is not None:
             in_loss = self._settings.kl_in == "loss"
             self.reference.precision = DTYPES[precision if in_loss else "float32"]
+            self.reference.exact = self.exact and self.reference.can_be_exact
+
+    @property
+    def exact(self) -> bool:
+        """Whether passes are computed in the exact arithmetic: not those of adapters, packed rows or other precisions."""
+        fits = self.adapters is None and self._settings.packing == "padded" and self.policy.can_be_exact
+        return self._exact and fits and self.precision == "float32"

@@ -5,14 +5,15 @@ averaged twice and no padding is ever counted, because the rows are the records 
 idle share, queue depth) are rows of table ``metrics`` under their registered name; nothing unregistered is recorded.
 Every metric can be cut by policy version and environment version.
 
-``definition`` what a metric is, and its SQL · ``rollout`` · ``gate`` · ``training`` · ``replay`` · ``evaluation`` · ``system`` the metrics
+``definition`` what a metric is, and its SQL · ``rollout`` · ``engine`` · ``context`` · ``gate`` · ``training`` · ``replay`` ·
+``evaluation`` · ``system`` the metrics
 """
 
 from difflib import get_close_matches
 from types import MappingProxyType
 
 from hotpot.errors import UsageError
-from hotpot.metrics import evaluation, gate, replay, rollout, system, training
+from hotpot.metrics import context, engine, evaluation, gate, replay, rollout, system, training
 from hotpot.metrics.definition import CUTS, SAMPLING_CUTS, Metric, quoted, sql
 
 __all__ = ["CUTS", "METRICS", "SAMPLING_CUTS", "Metric", "gauge_names", "metric", "quoted", "sql"]
@@ -22,6 +23,8 @@ METRICS = MappingProxyType(
         found.name: found
         for found in (
             *rollout.METRICS,
+            *context.METRICS,
+            *engine.METRICS,
             *gate.METRICS,
             *training.METRICS,
             *replay.METRICS,

@@ -80,6 +80,17 @@ def sql(metric: Metric, by: Sequence[str] = (), where: str = "") -> str:
     return "\n".join(line for line in lines if line)
 
 
+def define_gauge(
+    name: str, unit: str, meaning: str, healthy: str, remedy: str, *, largest: bool = False
+) -> Metric:
+    """Return a gauge, whose values are rows of table ``metrics``: the mean over the samples taken, or the largest of them."""
+    return define(
+        name, "metrics", unit, meaning,
+        "max(value)" if largest else "sum(value)", "1" if largest else "count(*)",
+        mask=f"name = {quoted(name)}", healthy=healthy, remedy=remedy,
+    )  # fmt: skip
+
+
 def quoted(text: str) -> str:
     """Return ``text`` as a SQL string literal."""
     return "'" + text.replace("'", "''") + "'"

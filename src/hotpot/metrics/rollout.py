@@ -1,6 +1,6 @@
 """Metrics of collecting experience: speed, length, diversity, time per step, sampling parameters, reward."""
 
-from hotpot.metrics.definition import SAMPLING_CUTS, define
+from hotpot.metrics.definition import SAMPLING_CUTS, define, define_gauge
 
 _TRAINING = "purpose = 'training'"
 _WALL_S = "(max(finished_us) - min(started_us)) / 1e6"
@@ -157,6 +157,25 @@ _SAMPLING = (
     ),
 )  # fmt: skip
 
+_DEPARTURES = (
+    define_gauge(
+        "rollout/sampling_overrides", "refusals",
+        "Tries to sample otherwise than frozen that were refused since the process began: requests with other parameters, "
+        "and environments that ask for some.",
+        "0",
+        "Read the events sampling_override: they name the sender and what it asked for.",
+        largest=True,
+    ),
+    define_gauge(
+        "rollout/engine_report_differences", "answers",
+        "Answers whose engine reported other sampling parameters than the frozen ones, or another precision or device than "
+        "it says it has, since the process began; refused or, with rollout.engine_report_differs = 'record', taken.",
+        "0",
+        "Read the events engine_report_differs, then mend the engine's defaults (a server's own temperature, its dtype).",
+        largest=True,
+    ),
+)  # fmt: skip
+
 _REWARD = (
     define(
         "rollout/reward_mean", "trajectories", "reward", "Mean reward of training trajectories.",
@@ -179,12 +198,12 @@ _REWARD = (
     ),
     define(
         "rollout/segments_mean", "trajectories", "segments",
-        "Mean segments per training trajectory: 1 + the times a template rewrote history.",
+        "Mean segments per training trajectory: 1 + the times a template rewrote history or the context limit did.",
         "sum(num_segments)", "count(*)", mask=_TRAINING,
-        healthy="exactly 1 unless windows are asked for",
-        remedy="The chat template rewrites history: use one that only appends.",
+        healthy="exactly 1 unless windows are asked for (rollout.context_overflow)",
+        remedy="Above rollout/windows_mean the chat template rewrites history: use one that only appends.",
     ),
 )  # fmt: skip
 
-METRICS = (*_SPEED, *_LENGTH, *_DIVERSITY, *_SAMPLING, *_REWARD)
+METRICS = (*_SPEED, *_LENGTH, *_DIVERSITY, *_SAMPLING, *_DEPARTURES, *_REWARD)
 """The metrics of collecting experience."""

@@ -1,6 +1,6 @@
 """Metrics of the machine and of where the time goes: process gauges, and shares of an update's wall time."""
 
-from hotpot.metrics.definition import Metric, define
+from hotpot.metrics.definition import Metric, define, define_gauge
 
 _UPDATE_S = "sum(finished_us - started_us) / 1e6"
 
@@ -12,12 +12,7 @@ def _share(name: str, column: str, meaning: str, healthy: str, remedy: str) -> M
 
 
 def _gauge(name: str, unit: str, meaning: str, healthy: str, remedy: str, *, largest: bool = False) -> Metric:
-    """Return a gauge: the mean over the samples taken, or the largest of them."""
-    return define(
-        f"system/{name}", "metrics", unit, meaning,
-        "max(value)" if largest else "sum(value)", "1" if largest else "count(*)",
-        mask=f"name = 'system/{name}'", healthy=healthy, remedy=remedy,
-    )  # fmt: skip
+    return define_gauge(f"system/{name}", unit, meaning, healthy, remedy, largest=largest)
 
 
 _GAUGES = (

@@ -20,7 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 from hotpot.models.decoder_config import DecoderConfig, config_to_dict
 from hotpot.models.disk import write_json, write_tensors
+from hotpot.models.elementwise import Rotary, rms_norm, rotate, swiglu
+from hotpot.models.exact import Projection, exact_weights, fits, linear
+from hotpot.models.exact_rows import Grid, exact_hidden_states
 from hotpot.models.policy import PastTokens, Policy
+from hotpot.models.rotary import rotary_table
 
 
 class KeyValueCache:
@@ -61,7 +65,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` float ``[..., size]``."""
-        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps)
+        return rms_norm(x.to(self.weight.dtype), self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -82,7 +86,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         positions: Tensor,
         cache: PastTokens | None,
         rows: slice | Tensor | None,
@@ -121,7 +125,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x`` float ``[..., hidden_size]`` to the same shape."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
         return out
 
 
@@ -138,7 +142,7 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         positions: Tensor,
         cache: PastTokens | None,
         rows: slice | Tensor | None,
@@ -163,18 +167,15 @@ class Decoder(Policy):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.can_be_exact = fits(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        frequency = config.rope_theta ** (
-            -torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        )
-        angles = torch.arange(config.max_context_tokens, dtype=torch.float32)[:, None] * frequency
-        angles = torch.cat([angles, angles], dim=-1)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        cos, sin = rotary_table(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         self.cos: Tensor
         self.sin: Tensor
 
@@ -204,10 +205,16 @@ class Decoder(Policy):
 
         Only ``wanted`` tokens pass the last layer's feed-forward.
         """
+        again = self.gradient_checkpointing and torch.is_grad_enabled()
+        if self.exact:
+            weights = exact_weights(self.config, dict(self.named_parameters()))
+            grid = Grid(positions=positions, cache=cache, rows=rows, attend=attend)
+            return exact_hidden_states(
+                weights, (self.cos, self.sin), tokens, grid, wanted, checkpointing=again
+            )
         x = self.embed_tokens(tokens)
         rotary = (self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
         last = len(self.layers) - 1
-        again = self.gradient_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
             given = (x, rotary, positions, cache, rows, attend, wanted if index == last else None)
             x = _kept_by_its_input(layer, *given) if again else layer(*given)
@@ -217,6 +224,9 @@ class Decoder(Policy):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits float32 ``[..., vocab_size]`` of hidden states float ``[..., hidden_size]``."""
         weight = self.embed_tokens.weight if self.config.tie_embeddings else self.lm_head.weight
+        if self.exact:
+            flat = linear(hidden.reshape(-1, hidden.shape[-1]), Projection(weight=weight))
+            return flat.view(*hidden.shape[:-1], -1)
         return F.linear(hidden, weight).float()
 
     def outer_name(self, name: str) -> str:
@@ -234,10 +244,3 @@ def _kept_by_its_input(layer: nn.Module, *given: object) -> Tensor:
     """Return what ``layer`` makes of ``given``; it is computed again for the gradient. No layer draws random numbers."""
     out: Tensor = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
     return out
-
-
-def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply the rotary embedding (halves convention) to ``x`` float ``[B, heads, T, head_dim]``."""
-    cos, sin = rotary
-    first, second = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)

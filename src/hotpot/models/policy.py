@@ -55,7 +55,9 @@ class Policy(nn.Module, ABC):
     How a learner computes with it: ``precision`` is what the matrix products of its layers are of, float32 or, under
     torch's autocast, bfloat16; weights and logits are float32 in either. With ``gradient_checkpointing`` a pass with
     gradient keeps each layer's input only and computes what is inside again when the gradient is taken (arXiv:1604.06174):
-    less memory, about a third more work, the same bits; ``checkpoints`` says whether this kind can.
+    less memory, about a third more work, the same bits; ``checkpoints`` says whether this kind can. With ``exact`` a
+    token's result does not hang on its company, bit for bit (:mod:`hotpot.models.exact`); ``can_be_exact`` says whether this
+    kind can, in float32 on one thread.
     """
 
     implementation: ClassVar[Literal["hotpot", "transformers"]]
@@ -65,6 +67,8 @@ class Policy(nn.Module, ABC):
     precision: torch.dtype = torch.float32
     gradient_checkpointing: bool = False
     checkpoints: bool = False
+    exact: bool = False
+    can_be_exact: bool = False
 
     @abstractmethod
     def forward(

@@ -18,17 +18,19 @@ Imported only where such a model is loaded: transformers takes seconds to import
 import copy
 import inspect
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
 from hotpot.errors import ModelFilesError
@@ -63,6 +65,7 @@ class TransformersPolicy(Policy):
         self.module = module
         self.config = config
         self.packs = self.caches = False
+        self.checkpoints = bool(_layers(module))
         super().train(mode=False)
 
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - torch's signature
@@ -100,7 +103,9 @@ class TransformersPolicy(Policy):
             given[self._cache_name] = _Past(cache, rows, positions, attend.shape[-1])
         if "use_cache" in self._accepts:
             given["use_cache"] = cache is not None
-        hidden: Tensor = self.module.base_model(**given).last_hidden_state
+        again = self.gradient_checkpointing and torch.is_grad_enabled()
+        with _kept_by_their_input(_layers(self.module) if again else ()):
+            hidden: Tensor = self.module.base_model(**given).last_hidden_state
         return hidden if wanted is None else hidden.flatten(0, 1).index_select(0, wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -149,6 +154,28 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """Return the layers of ``module`` that transformers says can be computed again for the gradient."""
+    return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+
+
+@contextmanager
+def _kept_by_their_input(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Let ``layers`` keep what enters them only, and be computed again for the gradient, where they are called inside.
+
+    The module's own switch leaves the cache out, and so the shared prefix, and works in training mode alone.
+    """
+    for layer in layers:
+        vars(layer)["forward"] = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+        )
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
 
 
 class _Given(nn.Module):

@@ -98,7 +98,7 @@ def gauge_rows(
     unknown = sorted(set(values) - gauge_names())
     if unknown:
         raise UsageError(
-            f"gauge {unknown[0]!r} is not registered; define it in hotpot.metrics.system before recording it"
+            f"gauge {unknown[0]!r} is not registered; define it in hotpot.metrics before recording it"
         )
     now_us = time.time_ns() // 1_000
     return tuple(

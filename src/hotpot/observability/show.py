@@ -28,6 +28,7 @@ STAGE_STYLES = {
     "tool_call": "yellow",
     "tool_result": "green",
     "answer": "bold blue",
+    "handover": "bold cyan",
 }
 """How each stage is drawn."""
 
@@ -227,8 +228,18 @@ def _legend(low_probability: float) -> Text:
     return text
 
 
+_CHANGES = {
+    "truncated": "context full: the oldest exchanges left out, {} tokens",
+    "handover": "context full: asked for a note",
+    "segmented": "context full: a note for all but the newest exchange, {} tokens shorter",
+    "fallback": "context full and no note: the oldest exchanges left out, {} tokens",
+}
+"""What is said of a step before which the context limit changed the prompt."""
+
+
 def _step_title(step: dict[str, Any]) -> str:
-    return f"turn {step['turn']} step {step['step']} segment {step['segment']}"
+    change = _CHANGES.get(step["context_change"], "").format(step["context_dropped_tokens"])
+    return f"turn {step['turn']} step {step['step']} segment {step['segment']}{change and f' · {change}'}"
 
 
 def _step_text(
@@ -269,6 +280,7 @@ def _step_facts(step: dict[str, Any]) -> str:
             f"environment {step['environment_s'] * 1e3:.1f} ms"
         ),
         f"reused {step['reused_tokens']} of {step['context_tokens']} context tokens",
+        *([f"preempted {step['num_preemptions']} times"] if step["num_preemptions"] else []),
     ]
     return " · ".join(parts)
 

@@ -68,19 +68,23 @@ class Try:
 
 @dataclass(slots=True)
 class RolloutCounts:
-    """What a rollout has done since it was made. ``failures`` counts failed tries by reason.
+    """What a rollout has done since it was made. ``failures`` counts failed tries by reason, ``overrides`` those of them
+    that an environment's try to say how the agent is sampled came to, by reason.
 
-    ``engine_steps`` calls of the engine, ``requests_in_engine`` the requests it held, summed over those calls.
+    ``engine_steps`` calls of the engine, ``requests_in_engine`` the requests it held, summed over those calls,
+    ``preemptions`` what its answers report of them.
     """
 
     started: int = 0
     finished: int = 0
     dropped: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    overrides: Counter[str] = field(default_factory=Counter)
     close_failures: Counter[str] = field(default_factory=Counter)
     redactions: int = 0
     engine_steps: int = 0
     requests_in_engine: int = 0
+    preemptions: int = 0
 
 
 def readable(reason: str) -> str:

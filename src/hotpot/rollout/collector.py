@@ -19,11 +19,19 @@ from dataclasses import dataclass, field
 from hotpot.config import RolloutSection
 from hotpot.engine import Engine
 from hotpot.envs import BoundEnvironment
-from hotpot.errors import EngineError, EnvironmentFailure
+from hotpot.errors import (
+    ContextFullError,
+    EngineError,
+    EngineReportError,
+    EnvironmentFailure,
+    EnvironmentOverrideError,
+    HotpotError,
+)
 from hotpot.experience.crashpoints import reach
 from hotpot.rollout.attempts import STOPPED, AttemptLog, RolloutCounts, Try, readable, tally
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.dialect import Dialect
+from hotpot.rollout.engine_report import ReportCheck
 from hotpot.rollout.loop import Episode, EpisodeRules
 from hotpot.rollout.past import NOTHING, Past
 from hotpot.rollout.recorder import Provenance
@@ -101,6 +109,7 @@ class Rollout:
         deadline_s: float = 600.0,
     ) -> None:
         self.counts = RolloutCounts()
+        self.reports = ReportCheck(settings.engine_report_differs)
         self._engine = engine
         self._scenes = dict(scenes)
         self._dialect = dialect
@@ -122,9 +131,9 @@ class Rollout:
 
         The list is empty where none did: whoever takes them is back in control after each step, and can stop there.
 
-        A plan whose environment breaks is tried again in a fresh one, with the same random numbers, up to
-        ``max_attempts`` times, then dropped and counted: there may be fewer trajectories than plans. Time is counted
-        as ``generate``, ``environment`` and ``store`` (ledger). If the iterator is closed early, or anything raises,
+        A plan whose environment breaks, or for which the engine reports that it sampled otherwise than asked, is tried
+        again in a fresh environment, with the same random numbers, up to ``max_attempts`` times, then dropped and
+        counted: there may be fewer trajectories than plans. Time is counted as ``generate``, ``environment`` and ``store`` (ledger). If the iterator is closed early, or anything raises,
         attempts whose trajectories were not yielded are dropped and their environments closed.
 
         ``past`` says what is settled already: its plans are not run, or run as company, off the ledger; then what they
@@ -133,6 +142,7 @@ class Rollout:
         Raises :class:`EngineError` where the engine does not answer, or answers what was not asked.
         """
         _check_purpose(plans, purpose)
+        self.reports.expect(self._engine.info())
         tries = [
             Try(plan=plan, attempt=past.next_attempt(plan), company=past.is_settled(plan))
             for plan in past.to_run(plans)
@@ -171,6 +181,7 @@ class Rollout:
             system_prompt=scene.system_prompt,
             redact=self._redact,
             timeline=self._timeline,
+            reports=self.reports,
         )
 
     def _launch(self, work: _Work) -> None:
@@ -207,7 +218,7 @@ class Rollout:
         try:
             episode.start()
         except EnvironmentFailure as failure:
-            self._fail(episode, str(failure), work)
+            self._fail(episode, failure, work)
         else:
             self._submit(episode, work)
         work.running = None
@@ -222,11 +233,12 @@ class Rollout:
                 )
             self._abandoned.discard(generation.request_id)
             return
+        self.counts.preemptions += generation.report.num_preemptions
         episode = work.running = flight.episode
         try:
             episode.receive(generation, waited_s=self._worked_s - flight.since_s)
-        except EnvironmentFailure as failure:
-            self._fail(episode, str(failure), work)
+        except (EnvironmentFailure, EngineReportError) as failure:
+            self._fail(episode, failure, work)
         else:
             if episode.finished:
                 work.finished.append(episode)
@@ -239,8 +251,22 @@ class Rollout:
         request = episode.next_request()
         if request is None:
             raise EngineError(f"episode {episode.attempt_id} has neither ended nor anything to ask")
-        self._engine.submit(request)
+        try:
+            self._engine.submit(request)
+        except ContextFullError as refusal:
+            self._end_for_room(episode, str(refusal), work)
+            return
         work.flights[request.request_id] = _Flight(episode=episode, since_s=self._worked_s)
+
+    def _end_for_room(self, episode: Episode, reason: str, work: _Work) -> None:
+        """End an episode whose request the engine has no room for, though it said so when the collection began."""
+        try:
+            episode.refused_for_room(reason)
+        except EnvironmentFailure as failure:
+            self._fail(episode, failure, work)
+        else:
+            work.finished.append(episode)
+            self._close(episode)
 
     def _take_finished(self, work: _Work) -> list[Trajectory]:
         """Return the trajectories of the episodes at their end; from here on these count as finished."""
@@ -251,9 +277,11 @@ class Rollout:
         work.finished = []
         return trajectories
 
-    def _fail(self, episode: Episode, reason: str, work: _Work) -> None:
+    def _fail(self, episode: Episode, failure: HotpotError, work: _Work) -> None:
         """End the attempt; put a fresh one in line, or give the episode up."""
-        reason, one = self._without_secrets(reason), work.tries[episode.attempt_id]
+        reason, one = self._without_secrets(str(failure)), work.tries[episode.attempt_id]
+        if isinstance(failure, EnvironmentOverrideError):
+            tally(self.counts.overrides, reason)
         self._close(episode)
         again = one.number < self._settings.max_attempts
         if not one.company:

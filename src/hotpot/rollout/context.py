@@ -13,6 +13,7 @@ from hotpot.errors import EngineError
 from hotpot.ids import prefix_hash
 from hotpot.rollout.prompt import Prompt, Rewrite
 from hotpot.rollout.recorder import Place
+from hotpot.types import ContextChange
 
 
 class Context:
@@ -29,10 +30,15 @@ class Context:
     def __len__(self) -> int:
         return len(self.tokens) + len(self._sampled)
 
-    def place(self, turn: int) -> Place:
-        """Return where the step whose prompt was added last stands."""
+    def place(self, turn: int, change: ContextChange, dropped_tokens: int) -> Place:
+        """Return where the step whose prompt was added last stands; ``change`` and ``dropped_tokens`` of that prompt."""
         return Place(
-            turn=turn, segment=self._segment, context_tokens=len(self.tokens), prefix_hash=self._chain
+            turn=turn,
+            segment=self._segment,
+            context_tokens=len(self.tokens),
+            prefix_hash=self._chain,
+            change=change,
+            dropped_tokens=dropped_tokens,
         )
 
     def add_prompt(self, prompt: Prompt) -> None:

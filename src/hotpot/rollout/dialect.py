@@ -34,8 +34,9 @@ from numpy.typing import NDArray
 
 from hotpot.errors import ModelFilesError
 from hotpot.models.tokenizer import PolicyTokenizer
+from hotpot.rollout.conversation import Conversation, KnownShape
 from hotpot.rollout.layout import Layout, encode_layout, lay_out
-from hotpot.rollout.prompt import Output, Prompt, Rewrite
+from hotpot.rollout.prompt import Output, Prompt
 from hotpot.rollout.syntax import choose_syntax
 from hotpot.rollout.template import SLOTS, ChatTemplate, Rendered, Shape
 from hotpot.types import Action, Message, Role, Stage, ToolSpec
@@ -80,7 +81,9 @@ class Dialect:
                 "bos_token": tokenizer.bos_token,
             },
         )
-        self._roots: dict[tuple[tuple[ToolSpec, ...], tuple[Shape, ...]], tuple[KnownShape, Layout]] = {}
+        self._roots: dict[
+            tuple[tuple[ToolSpec, ...], tuple[Shape, ...], tuple[Stage, ...]], tuple[KnownShape, Layout]
+        ] = {}
         self._num_known = 0
         self._texts: dict[str, Tokens] = {}
         self.end_token = self._find_end_token()
@@ -89,13 +92,15 @@ class Dialect:
 
     def open(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
-    ) -> tuple["Conversation", Prompt]:
+    ) -> tuple[Conversation, Prompt]:
         """Begin a conversation; return it with the prompt for its first step.
 
         Raises :class:`ModelFilesError` where the template refuses these messages.
         """
-        known, layout = self._root(tuple(tools), messages)
-        conversation = Conversation(self, known, [_payload(message) for message in messages])
+        shapes = tuple([_shape(message) for message in messages])
+        stages = tuple([_stage(message) for message in messages])
+        known, layout = self.show(tuple(tools), shapes, stages)
+        conversation = Conversation(self, known, [self.payload(message) for message in messages])
         return conversation, conversation.fill(layout)
 
     def parse(self, tokens: Tokens, tools: Sequence[ToolSpec] = ()) -> Output:
@@ -110,6 +115,23 @@ class Dialect:
         else:
             action = Action(malformed="cut off before its end")
         return Output(tokens=tokens, ended=ended, action=action, spans=spans, body=reading.body)
+
+    def parse_note(self, tokens: Tokens) -> Output:
+        """Read sampled ``tokens`` (int32 ``[m]``) as a hand-over note: all of them of that stage.
+
+        ``body`` is the range of the note itself, without a thought before it; empty where there is no note to go on with
+        (cut, blank, or a call).
+        """
+        output = self.parse(tokens)
+        ranges = [part for part in output.body if not isinstance(part, str)]
+        written = bool(output.ended and output.action.answer and output.action.answer.strip() and ranges)
+        return Output(
+            tokens=tokens,
+            ended=output.ended,
+            action=output.action if written else Action(malformed="no note"),
+            spans=((Stage.HANDOVER, len(tokens)),),
+            body=(ranges[-1],) if written else (),
+        )
 
     def encode_action(self, action: Action, thought: str = "", tools: Sequence[ToolSpec] = ()) -> Tokens:
         """Return the tokens of a demonstration's step, end token included: ``parse`` reads them as ``action``.
@@ -133,8 +155,8 @@ class Dialect:
         return tokens
 
     def follow(
-        self, known: "KnownShape", said: Shape, stage: Stage, new: Sequence[Message]
-    ) -> tuple["KnownShape", Layout, bool]:
+        self, known: KnownShape, said: Shape, stage: Stage, new: Sequence[Message]
+    ) -> tuple[KnownShape, Layout, bool]:
         """Return the shape behind an assistant message and ``new``, the layout of the prompt, and if it rewrites."""
         shapes = tuple([_shape(message) for message in new])
         key = (said, stage, shapes)
@@ -145,26 +167,33 @@ class Dialect:
             found = known.follow[key] = self._extend(known, (*known.shapes, said), shapes, stages)
         return found
 
-    def _root(self, tools: tuple[ToolSpec, ...], messages: Sequence[Message]) -> tuple["KnownShape", Layout]:
-        key = (tools, tuple([_shape(message) for message in messages]))
+    def show(
+        self, tools: tuple[ToolSpec, ...], shapes: tuple[Shape, ...], stages: tuple[Stage, ...]
+    ) -> tuple[KnownShape, Layout]:
+        """Return the shape of a whole conversation, and the layout of its prompt from the first token on."""
+        key = (tools, shapes, stages)
         root = self._roots.get(key)
         if root is None:
             self._count()
-            stages = tuple([_stage(message) for message in messages])
-            whole = self.template.render(key[1], tools, generation_prompt=True)
+            whole = self.template.render(shapes, tools, generation_prompt=True)
             root = self._roots[key] = (
-                KnownShape(tools=tools, shapes=key[1], stages=stages, text=whole.text),
-                self._layout(whole, key[1], stages, tools),
+                KnownShape(tools=tools, shapes=shapes, stages=stages, text=whole.text),
+                self._layout(whole, shapes, stages, tools),
             )
         return root
 
+    @staticmethod
+    def payload(message: Message) -> tuple[str, ...]:
+        """Return what fills the slots of a message's shape."""
+        return tuple([text for text in (message.content, message.name) if text])
+
     def _extend(
         self,
-        known: "KnownShape",
+        known: KnownShape,
         spoken: tuple[Shape, ...],
         new: tuple[Shape, ...],
         stages: tuple[Stage, ...],
-    ) -> tuple["KnownShape", Layout, bool]:
+    ) -> tuple[KnownShape, Layout, bool]:
         tools, shapes = known.tools, (*spoken, *new)
         whole = self.template.render(shapes, tools, generation_prompt=True)
         node = KnownShape(tools=tools, shapes=shapes, stages=stages, text=whole.text)
@@ -174,7 +203,7 @@ class Dialect:
         layout = self._layout(whole, shapes, stages, tools, after=after, done=len(spoken))
         return node, layout, False
 
-    def _recorded(self, known: "KnownShape", spoken: tuple[Shape, ...], whole: Rendered) -> int | None:
+    def _recorded(self, known: KnownShape, spoken: tuple[Shape, ...], whole: Rendered) -> int | None:
         """Return how much of ``whole`` is on record as prompt and answer; None where the template rewrites that."""
         content = whole.contents[len(spoken) - 1]
         if whole.text.startswith(known.text + content):
@@ -238,75 +267,11 @@ class Dialect:
             return False
 
 
-class KnownShape:
-    """A remembered shape of conversation: its rendered text, and what may follow it."""
-
-    __slots__ = ("follow", "shapes", "stages", "text", "tools")
-
-    def __init__(
-        self,
-        *,
-        tools: tuple[ToolSpec, ...],
-        shapes: tuple[Shape, ...],
-        stages: tuple[Stage, ...],
-        text: str,
-    ) -> None:
-        self.tools = tools
-        self.shapes = shapes
-        self.stages = stages
-        self.text = text
-        self.follow: dict[tuple[Shape, Stage, tuple[Shape, ...]], tuple[KnownShape, Layout, bool]] = {}
-
-
-class Conversation:
-    """One conversation as it grows. ``tools`` are those it was opened with."""
-
-    __slots__ = ("_dialect", "_known", "_payloads", "tools")
-
-    def __init__(self, dialect: Dialect, known: KnownShape, payloads: list[tuple[str | Tokens, ...]]) -> None:
-        self.tools = known.tools
-        self._dialect = dialect
-        self._known = known
-        self._payloads = payloads
-
-    def extend(self, output: Output, messages: Sequence[Message]) -> Prompt:
-        """Add what the model said and the new messages (at least one); return what the next prompt adds.
-
-        The tokens so far, ``output.tokens`` included, are not repeated, unless the template rewrites history: then
-        the :class:`Rewrite` is the whole new prompt. Raises :class:`ModelFilesError` where the template refuses.
-        """
-        if not messages:
-            raise ValueError("a conversation goes on with at least one message; got none")
-        body = output.body
-        said = Shape(
-            role=Role.ASSISTANT, body=tuple([part if isinstance(part, str) else None for part in body])
-        )
-        self._known, layout, rewrites = self._dialect.follow(self._known, said, output.spans[-1][0], messages)
-        tokens = output.tokens
-        self._payloads.append(
-            tuple([tokens[part[0] : part[1]] for part in body if not isinstance(part, str)])
-        )
-        self._payloads.extend([_payload(message) for message in messages])
-        if rewrites:
-            filled = self.fill(layout)
-            return Rewrite(tokens=filled.tokens, spans=filled.spans)
-        return self.fill(layout, sampled_end=int(tokens[-1]) if output.ended else None)
-
-    def fill(self, layout: Layout, *, sampled_end: int | None = None) -> Prompt:
-        """Fill a layout with this conversation's contents; the end token is left out where it was sampled."""
-        tokens, spans = layout.fill(self._payloads, self._dialect.encode, sampled_end)
-        return Prompt(tokens=tokens, spans=spans)
-
-
 def _shape(message: Message) -> Shape:
     if message.tool_calls:
         body: tuple[str | None, ...] = (None,) if message.content else ()
         return Shape(role=message.role, body=body, named=bool(message.name), calls=message.tool_calls)
     return _PLAIN[message.role, bool(message.content), bool(message.name)]
-
-
-def _payload(message: Message) -> tuple[str, ...]:
-    return tuple([text for text in (message.content, message.name) if text])
 
 
 def _stage(message: Message) -> Stage:

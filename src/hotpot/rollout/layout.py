@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotpot.models.tokenizer import PolicyTokenizer
+from hotpot.rollout.bridge import Payload, holds_note
 from hotpot.rollout.syntax import UNTHINK, Spans
 from hotpot.rollout.template import SLOTS, Rendered, Shape, escape
 from hotpot.types import Role, Stage
 
 Tokens = NDArray[np.int32]
-Payloads = Sequence[tuple[str | Tokens, ...]]
-"""What fills the slots of each message: text, or tokens that are kept as they are."""
+Payloads = Sequence[Payload]
+"""What fills the slots of each message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,9 @@ def _cut_at_slots(
 
 
 def _slot_stage(shape: Shape, part: int, stage: Stage) -> Stage:
-    """Return the stage of a slot: what stands before the end of a thought is thought."""
+    """Return the stage of a slot: what stands before the end of a thought is thought, a bridge's note is handover."""
+    if holds_note(shape, part):
+        return Stage.HANDOVER
     seen = -1
     for place, literal in enumerate(shape.body):
         seen += literal is None

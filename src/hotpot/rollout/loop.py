@@ -4,7 +4,7 @@
 
     start ──► request ──► (engine) ──► receive ──► end of episode ──► trajectory
                 ▲                         │
-                └── next prompt ◄─────────┘ environment's messages
+                └── next prompt ◄─────────┘ environment's messages, or a note for the next window
 
 Owns the order of things inside an episode, its limits and the check that each prompt extends what is recorded. Knows
 no engine, no other episode, no ledger; it waits for nothing and decides nothing by the clock but its time limit, to
@@ -13,8 +13,8 @@ which it is charged its own time only: that of its environment, and of the engin
 Limits
 ------
 ``answered`` the environment is done; ``max_steps`` as many model calls as allowed; ``max_step_tokens`` an output was
-cut at that length; ``max_context`` the context is full (or cut an output); ``max_seconds`` its time was over after a
-step. A limit ends the episode without asking the environment again: the rewards so far count, success is false.
+cut at that length; ``max_context`` the context is full (or cut an output) and ``rollout.context_overflow`` knows no way
+on; ``max_seconds`` its time was over after a step. A limit ends the episode without asking the environment again: the rewards so far count, success is false.
 Whatever goes wrong in the environment raises :class:`EnvironmentFailure` instead: then there is no trajectory.
 """
 
@@ -30,13 +30,16 @@ from hotpot.errors import EngineError, EnvironmentFailure
 from hotpot.rollout import boundary
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.context import Context
-from hotpot.rollout.dialect import Conversation, Dialect
-from hotpot.rollout.prompt import Output, Prompt, Rewrite
+from hotpot.rollout.dialect import Dialect
+from hotpot.rollout.engine_report import ReportCheck
+from hotpot.rollout.prompt import Output
 from hotpot.rollout.recorder import Provenance, Recorder, StepTimes, own
 from hotpot.rollout.seeds import environment_seed, sampling_seed
 from hotpot.rollout.tasks import EpisodePlan
+from hotpot.rollout.windows import NextPrompt, Windows
 from hotpot.timeline import Timeline
 from hotpot.types import (
+    ContextChange,
     EndReason,
     FinishReason,
     Generation,
@@ -47,6 +50,7 @@ from hotpot.types import (
     SampleKey,
     SamplingParams,
     StepResult,
+    ToolSpec,
     Trajectory,
 )
 
@@ -57,6 +61,7 @@ class EpisodeRules:
 
     ``max_context_tokens`` is the smaller of the recipe's and the engine's. ``redact`` maps text of an environment to
     text without secrets and the number of those it removed. ``timeline`` gets a span ``tools`` for each step taken.
+    ``reports`` compares what the engine says it did with what was asked.
     """
 
     purpose: Purpose
@@ -67,6 +72,7 @@ class EpisodeRules:
     system_prompt: str
     redact: Callable[[str], tuple[str, int]]
     timeline: Timeline = field(default_factory=Timeline)
+    reports: ReportCheck = field(default_factory=ReportCheck)
 
 
 class Episode:
@@ -98,10 +104,12 @@ class Episode:
         self._recorder = Recorder(plan, attempt, rules.purpose, provenance)
         self._context = Context(self.attempt_id)
         self._environment: Environment | None = None
-        self._conversation: Conversation | None = None
-        self._prompt: Prompt | None = None
+        self._tools: tuple[ToolSpec, ...] = ()
+        self._windows: Windows | None = None
+        self._next: NextPrompt | None = None
         self._request: GenerationRequest | None = None
-        self._turn = 0
+        self._turn = self._next_turn = 0
+        self._num_notes = 0
         self._end: EndReason | None = None
         self._success = False
         self._spent_s = 0.0
@@ -129,17 +137,20 @@ class Episode:
         self._spent_s = self._clock.now_s() - before_s
         system = (Message(role=Role.SYSTEM, content=rules.system_prompt),) if rules.system_prompt else ()
         messages = (*system, *self._redacted(observation.messages))
-        self._conversation, prompt = self._dialect.open(messages, observation.tools)
-        if len(prompt.tokens) >= rules.max_context_tokens:
+        self._tools = observation.tools
+        conversation, prompt = self._dialect.open(messages, observation.tools)
+        self._windows = Windows(conversation, rules.limits, rules.max_context_tokens)
+        opening = self._windows.opening(prompt)
+        if opening is None:
             raise EnvironmentFailure(
                 f"the opening prompt has {len(prompt.tokens)} tokens, which leaves no room in a context of "
                 f"{rules.max_context_tokens}; raise rollout.max_context_tokens, or shorten the task"
             )
-        self._continue_with(prompt)
+        self._continue_with(opening)
 
     def next_request(self) -> GenerationRequest | None:
         """Return the request for the next step, or None where one is out or the episode has ended."""
-        if self._prompt is None or self._request is not None or self.finished:
+        if self._next is None or self._request is not None or self.finished:
             return None
         rules, step = self._rules, len(self._recorder.steps)
         context = self._context.tokens
@@ -148,7 +159,7 @@ class Episode:
             session_id=self.attempt_id,
             prompt=context,
             stop_tokens=self._dialect.stop_tokens,
-            max_tokens=min(rules.limits.max_step_tokens, rules.max_context_tokens - len(context)),
+            max_tokens=min(self._next.max_tokens, rules.max_context_tokens - len(context)),
             purpose=rules.purpose,
             sampling=rules.sampling,
             key=SampleKey(
@@ -157,6 +168,7 @@ class Episode:
                 sample=self.plan.sample,
                 step=step,
             ),
+            sender=f"environment {self._provenance.env_version}, actor {self._provenance.actor_id}",
         )
         return self._request
 
@@ -164,20 +176,24 @@ class Episode:
         """Take the engine's answer: act in the environment, record the step, go on or end.
 
         ``waited_s`` seconds the engine worked while the request was out. Raises :class:`EngineError` where the
-        generation is not an answer to that request, or the request's prompt is no longer what is on record.
+        generation is not an answer to that request, or the request's prompt is no longer what is on record, and
+        :class:`EngineReportError` where the engine reports that it sampled otherwise and the recipe refuses that.
         """
-        request, prompt, conversation = self._request, self._prompt, self._conversation
-        if request is None or prompt is None or conversation is None or self._environment is None:
+        request, sent, windows = self._request, self._next, self._windows
+        if request is None or sent is None or windows is None or self._environment is None:
             raise EngineError(
                 f"generation {generation.request_id!r} came for {self.attempt_id}, which waits for none"
             )
         generated_us = self._clock.now_us()
-        output = self._dialect.parse(own(generation.tokens, np.int32), conversation.tools)
+        tokens = own(generation.tokens, np.int32)
+        noted = windows.asked
+        output = self._dialect.parse_note(tokens) if noted else self._dialect.parse(tokens, self._tools)
         _check_generation(generation, request, output)
+        self._rules.reports.check(generation, request)
         self._context.prove(request.prompt)
         before_s = self._clock.now_s()
         result = None
-        if output.ended:
+        if output.ended and not noted:
             with self._rules.timeline.span("tools"):
                 result = boundary.step(self._environment, output.action)
         environment_s = self._clock.now_s() - before_s
@@ -190,13 +206,27 @@ class Episode:
             finished_us=self._finished_us,
             environment_s=environment_s,
         )
-        self._recorder.record(self._context.place(self._turn), prompt, output, generation, result, times)
+        place = self._context.place(self._turn, sent.change, sent.dropped_tokens)
+        self._recorder.record(place, sent.prompt, output, generation, result, times)
         self._context.add_sampled(output.tokens)
+        if noted:
+            self._go_on_with_note(windows, output)
+            return
         self._end = self._ends(generation, request, result)
         if self._end is None and result is not None:
-            self._go_on(conversation, output, result)
+            self._go_on(windows, output, result)
         elif result is not None:
             self._success = bool(result.success)
+
+    def refused_for_room(self, reason: str) -> None:
+        """End the episode: the engine has less room than it said, and refused the request that is out for ``reason``.
+
+        Raises :class:`EnvironmentFailure` where not one step was taken, so that there is no trajectory.
+        """
+        self._request = None
+        if not self._recorder.steps:
+            raise EnvironmentFailure(f"the opening prompt is too long for the engine: {reason}")
+        self._end = EndReason.MAX_CONTEXT
 
     def trajectory(self) -> Trajectory:
         """Return what happened, once the episode has ended."""
@@ -223,24 +253,33 @@ class Episode:
             return EndReason.MAX_STEP_TOKENS if cut_by_step else EndReason.MAX_CONTEXT
         if result.done:
             return EndReason.ANSWERED
-        if len(self._recorder.steps) >= limits.max_steps:
+        if len(self._recorder.steps) - self._num_notes >= limits.max_steps:
             return EndReason.MAX_STEPS
-        if self._spent_s >= limits.max_seconds and not self._rules.deterministic:
-            return EndReason.MAX_SECONDS
-        return None
+        return EndReason.MAX_SECONDS if self._time_is_over() else None
 
-    def _go_on(self, conversation: Conversation, output: Output, result: StepResult) -> None:
-        prompt = conversation.extend(output, self._redacted(result.messages))
-        rewrites = isinstance(prompt, Rewrite)
-        if len(prompt.tokens) + (0 if rewrites else len(self._context)) >= self._rules.max_context_tokens:
+    def _time_is_over(self) -> bool:
+        return self._spent_s >= self._rules.limits.max_seconds and not self._rules.deterministic
+
+    def _go_on(self, windows: Windows, output: Output, result: StepResult) -> None:
+        following = windows.go_on(output, self._redacted(result.messages), len(self._context))
+        if following is None:
             self._end = EndReason.MAX_CONTEXT
             return
-        self._turn += any(message.role is Role.USER for message in result.messages)
-        self._continue_with(prompt)
+        self._next_turn = self._turn + any(message.role is Role.USER for message in result.messages)
+        self._continue_with(following)
 
-    def _continue_with(self, prompt: Prompt) -> None:
-        self._context.add_prompt(prompt)
-        self._prompt = prompt
+    def _go_on_with_note(self, windows: Windows, output: Output) -> None:
+        self._num_notes += 1
+        if self._time_is_over():
+            self._end = EndReason.MAX_SECONDS
+            return
+        self._continue_with(windows.take_note(output))
+
+    def _continue_with(self, following: NextPrompt) -> None:
+        self._context.add_prompt(following.prompt)
+        self._next = following
+        if following.change is not ContextChange.HANDOVER:
+            self._turn = self._next_turn
         self._prompt_us = self._clock.now_us()
 
     def _redacted(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:

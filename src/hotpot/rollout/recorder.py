@@ -16,6 +16,7 @@ from hotpot.rollout.seeds import sampling_seed
 from hotpot.rollout.tasks import EpisodePlan
 from hotpot.types import (
     SCHEMA_VERSION,
+    ContextChange,
     EndReason,
     Generation,
     Purpose,
@@ -51,12 +52,15 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a step stands in its trajectory, and the context before sampling (tokens, chained hash)."""
+    """Where a step stands in its trajectory, the context before sampling (tokens, chained hash), and what the context
+    limit did to it."""
 
     turn: int
     segment: int
     context_tokens: int
     prefix_hash: str
+    change: ContextChange
+    dropped_tokens: int
 
 
 class Recorder:
@@ -112,6 +116,8 @@ class Recorder:
             span_length=tuple([length for _, length in spans]),
             context_tokens=place.context_tokens,
             prefix_hash=place.prefix_hash,
+            context_change=place.change.value,
+            context_dropped_tokens=place.dropped_tokens,
             reward=sum(values, 0.0),
             reward_names=tuple([reward.name for reward in result.rewards]) if result else (),
             reward_values=values,
@@ -134,6 +140,7 @@ class Recorder:
             device=report.device,
             num_threads=report.num_threads,
             reused_tokens=report.reused_tokens,
+            num_preemptions=report.num_preemptions,
             started_us=times.started_us,
             generated_us=times.generated_us,
             finished_us=times.finished_us,

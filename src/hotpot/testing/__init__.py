@@ -6,5 +6,6 @@
 ``coin``      a tiny environment that a tiny policy can play
 ``contracts_engine``  the contract of an engine, as functions
 ``contracts_environment``  the contract of an environment, as functions
+``pretrained``  a real pretrained model as a folder, made once
 ``object_server``  a real S3 server on loopback ports that can be killed, hung and restarted
 """

@@ -1,7 +1,8 @@
 """A tiny environment that a tiny policy can play after a second of warm start: for tests of whole loops.
 
 ``coin`` asks what a coin shows; ``peek()`` tells; the answer is ``heads`` or ``tails``. The demonstrator peeks and then
-says either at random, so half of the episodes succeed and every group is likely to carry signal.
+says either at random, so half of the episodes succeed and every group is likely to carry signal. With patience it
+peeks again and again, and with padding behind what that tells its contexts get full.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,10 @@ class CoinParams(BaseModel):
     """What the agent is asked; another question makes another version of the environment."""
     wrong: float = 0.0
     """Reward of a wrong answer; a right one gets 1."""
+    patience: float = 0.0
+    """The demonstrator's chance to peek once more after each peek."""
+    padding: int = 0
+    """Dots behind what a peek tells."""
 
 
 class Coin:
@@ -58,6 +63,7 @@ class CoinEnvironment(Environment):
         self._coin = Coin("")
         self._question = params.question
         self._wrong = params.wrong
+        self._padding = "." * params.padding
 
     def reset(self, task: Task, seed: int) -> Observation:  # noqa: ARG002 - the task holds all there is
         """Lay the coin down."""
@@ -72,20 +78,22 @@ class CoinEnvironment(Environment):
             return StepResult(messages=(), rewards=rewards, done=True, success=right)
         call = action.tool_call
         reply = error_reply("malformed") if call is None else TOOLBOX.run(call, on=self._coin)
-        message = Message(role=Role.TOOL, content=reply.text, name="" if call is None else call.name[:20])
+        content = reply.text + self._padding
+        message = Message(role=Role.TOOL, content=content, name="" if call is None else call.name[:20])
         return StepResult(messages=(message,), tool_error=reply.error)
 
 
 class CoinDemonstrator(Demonstrator):
     """Peeks, then says a face at random."""
 
-    def __init__(self, _params: CoinParams, task: Task, seed: int) -> None:
+    def __init__(self, params: CoinParams, task: Task, seed: int) -> None:
         self._rng = Random(f"{task.task_id} {seed}")
+        self._patience = params.patience
         self._peeked = False
 
     def act(self, observation: tuple[Message, ...]) -> Action:  # noqa: ARG002 - it is careless: it does not look
         """Return the next action."""
-        if self._peeked:
+        if self._peeked and not (self._patience and self._rng.random() < self._patience):
             return Action(answer=self._rng.choice(FACES))
         self._peeked = True
         return Action(tool_call=ToolCall(name="peek", arguments="{}"))

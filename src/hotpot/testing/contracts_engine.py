@@ -184,14 +184,21 @@ def keeps_sampling_frozen(case: EngineCase) -> None:
     override = SamplingParams(temperature=0.7)
     for number in range(2):
         try:
-            engine.submit(make_request(case, number, sampling=override))
+            engine.submit(make_request(case, number, sampling=override, sender="the contract"))
         except SamplingOverrideError as error:
-            _check(f"r{number}" in str(error) and "0.7" in str(error), f"the message names neither: {error}")
+            named = (f"r{number}", f"s{number}", "the contract", "0.7", "1.0")
+            _check(
+                all(word in str(error) for word in named),
+                f"the message does not name all of {named}: {error}",
+            )
         else:
             raise AssertionError("a request with other sampling parameters was taken")
     counted = case.overrides(engine, Purpose.TRAINING)
     _check(counted == 2, f"{counted} refusals counted instead of 2")
     _check(case.overrides(engine, Purpose.EVALUATION_GREEDY) == 0, "counted under another purpose")
+    kept = engine.gate.take_overrides()
+    _check([one.request_id for one in kept] == ["r0", "r1"], f"kept of the refusals: {kept}")
+    _check(engine.gate.sampling == CONTRACT_SAMPLING, f"the gate has {engine.gate.sampling}")
     unknown = make_request(case, 3, purpose=Purpose.EVALUATION)
     _refused(engine, unknown, Purpose.EVALUATION.value)
     greedy = make_request(

@@ -54,6 +54,8 @@ class EchoParams(BaseModel):
     """Break the contract in reset: return a system message and no user message."""
     malformed_result: bool = False
     """Break the contract in step: go on with no message at all."""
+    padding: Annotated[int, Field(ge=0)] = 0
+    """Dots behind every reply to a call: long tool results, for tests of what happens where a context is full."""
     stateful: bool = False
     """Break the contract in step: number the replies across all environments of the process."""
 
@@ -111,7 +113,7 @@ class EchoEnvironment(Environment):
             return StepResult(messages=())
         call = action.tool_call
         reply = error_reply(clip(action.malformed or "")) if call is None else _TOOLBOX.run(call)
-        content = reply.text + self._count()
+        content = reply.text + "." * self._params.padding + self._count()
         message = Message(role=Role.TOOL, content=content, name="" if call is None else clip(call.name))
         return StepResult(messages=(message,), tool_error=reply.error)
 

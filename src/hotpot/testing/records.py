@@ -17,6 +17,7 @@ from hotpot.experience import Lease
 from hotpot.ids import attempt_id, episode_id, group_id, prefix_hash, task_id
 from hotpot.types import (
     SCHEMA_VERSION,
+    ContextChange,
     EndReason,
     FinishReason,
     Purpose,
@@ -318,6 +319,8 @@ def _make_step(
         span_length=spans,
         context_tokens=context + len(prompt),
         prefix_hash=prefix_hash(prompt, extends=chain),
+        context_change=ContextChange.NONE.value,
+        context_dropped_tokens=0,
         reward=float(sum(rewards)),
         reward_names=("total",) * len(rewards),
         reward_values=rewards,
@@ -339,6 +342,7 @@ def _make_step(
         device="cpu",
         num_threads=1,
         reused_tokens=0 if fresh else context,
+        num_preemptions=0,
         started_us=begin,
         generated_us=begin + 1_000 + int(random.integers(1_000)),
         finished_us=begin + 3_000,

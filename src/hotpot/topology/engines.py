@@ -81,6 +81,7 @@ def _embedded(
     sampling: dict[Purpose, SamplingParams],
     version: int,
 ) -> EmbeddedEngine:
+    exact = recipe.run.deterministic and policy.can_be_exact
     return EmbeddedEngine(
         policy.config if isinstance(policy, Decoder) else policy,
         policy.state_dict(),
@@ -88,6 +89,8 @@ def _embedded(
         max_context_tokens=recipe.rollout.max_context_tokens,
         sampling=sampling,
         policy_version=version,
+        exact=exact,
+        forgetful=recipe.run.deterministic and not exact,
     )
 
 

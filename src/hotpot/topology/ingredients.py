@@ -16,6 +16,8 @@ from hotpot.versions import Version, prompt_version
 
 RENDERERS = (
     "hotpot.rollout.dialect",
+    "hotpot.rollout.conversation",
+    "hotpot.rollout.bridge",
     "hotpot.rollout.template",
     "hotpot.rollout.layout",
     "hotpot.rollout.syntax",
@@ -122,9 +124,15 @@ def _environment(recipe: Recipe, member: MixedEnvironment, tokenizer: PolicyToke
         tokenizer.chat_template,
         tokenizer.files(),
         renderers=RENDERERS,
-        params={"redact_patterns": list(recipe.store.redact_patterns)},
+        params={"redact_patterns": list(recipe.store.redact_patterns), **_shown_when_full(recipe)},
     )
     return RunEnvironment(member=member, system_prompt=system, prompt=prompt)
+
+
+def _shown_when_full(recipe: Recipe) -> dict[str, str]:
+    """Return the recipe's own text that the agent is shown where its context is full."""
+    rollout = recipe.rollout
+    return {"handover_request": rollout.handover_request} if rollout.context_overflow == "segment" else {}
 
 
 def model_files(tokenizer: PolicyTokenizer, dialect: Dialect) -> dict[str, bytes]:

@@ -114,7 +114,9 @@ class Intake:
         return (counts.requests_in_engine - requests) / (counts.engine_steps - steps)
 
     def losses(self) -> dict[str, float]:
-        """Return, as gauges, what did not become a trajectory of this process: failed tries, dropped episodes, refusals."""
+        """Return, as gauges, what went wrong in collecting since the process began: failed tries, dropped episodes, refusals,
+        requests that lost their place.
+        """
         counts = self._rollout.counts
         return {
             "system/failed_attempts": sum(counts.failures.values()),
@@ -122,6 +124,7 @@ class Intake:
             "system/quarantined_trajectories": self._quarantined,
             "system/close_failures": sum(counts.close_failures.values()),
             "system/redactions": counts.redactions,
+            "engine/preemptions": counts.preemptions,
         }
 
     def failures(self) -> str:

@@ -1,27 +1,22 @@
 """Whether an engine serves what is published to it: changed weights change what it says, the same ones do not.
 
-Owns the probe, one short request asked before, between and after two publishes, and the words on what is wrong. Knows
+Owns the two publishes with a probe asked before, between and after, and the words on what is wrong. Knows
 only the engine's protocol; the engine it is given must serve nobody else.
 """
-
-from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from hotpot.engine import Engine
-from hotpot.errors import EngineError
+from hotpot.engine.probe import ask, probe_request, same
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
 from hotpot.learner.scoring import score_sequences
 from hotpot.models import Policy, checksum
-from hotpot.types import Generation, GenerationRequest, Purpose, SampleKey, SamplingParams, Trajectory
+from hotpot.types import Generation, SamplingParams, Trajectory
 
 PERTURBATION = 1.02
 """Factor between the weights and the changed ones that are published for the test."""
-
-PROBE_TOKENS = 8
-_PROBE_STEPS = 1000
 
 
 def check_publish(
@@ -35,7 +30,12 @@ def check_publish(
     changed.precision = torch.float32
     changed.load_state_dict({name: tensor * PERTURBATION for name, tensor in own.items()})
     other = {name: tensor.detach() for name, tensor in changed.state_dict().items()}
-    probe = _probe(engine, first, sampling)
+
+    def probe(number: int) -> Generation:
+        limit = engine.info().max_context_tokens
+        prompt = first.steps[0].prompt_tokens
+        return ask(engine, probe_request(number, prompt, sampling, max_context_tokens=limit))
+
     before, sums = probe(0), [engine.info().checksum]
     engine.publish(other, 1)
     between = probe(1)
@@ -52,52 +52,17 @@ def check_publish(
                 f"after {what} (checksum {wanted}) were published the engine says it serves {found}: it goes on with "
                 "stale weights, or copies them wrongly"
             )
-    if _same(before, between):
+    if same(before, between):
         return (
             "changed weights were published and the engine's log-probabilities did not change by a bit: it reports the "
             "new weights and samples from stale ones"
         )
-    if not _same(before, after):
+    if not same(before, after):
         return (
             "the first weights were published again, and the engine's tokens or log-probabilities are not what they "
             "were: it keeps something of the weights in between, such as cached keys and values"
         )
     return _of_changed(changed, first, between, tolerance)
-
-
-def _probe(engine: Engine, first: Trajectory, sampling: SamplingParams) -> Callable[[int], Generation]:
-    prompt = first.steps[0].prompt_tokens
-    room = engine.info().max_context_tokens - len(prompt)
-
-    def ask(number: int) -> Generation:
-        engine.submit(
-            GenerationRequest(
-                request_id=f"self-test:{number}",
-                session_id=f"self-test:{number}",
-                prompt=prompt,
-                stop_tokens=(),
-                max_tokens=min(PROBE_TOKENS, room),
-                purpose=Purpose.TRAINING,
-                sampling=sampling,
-                key=SampleKey(seed=0, issue=0, sample=0, step=0),
-            )
-        )
-        for _ in range(_PROBE_STEPS):
-            answers = engine.step()
-            if answers:
-                return answers[0]
-        raise EngineError(
-            f"the engine gave no answer to the self-test in {_PROBE_STEPS} steps; look at the engine, or set "
-            "run.self_test = false"
-        )
-
-    return ask
-
-
-def _same(one: Generation, other: Generation) -> bool:
-    return bool(
-        np.array_equal(one.tokens, other.tokens) and np.array_equal(one.model_logprobs, other.model_logprobs)
-    )
 
 
 def _of_changed(changed: Policy, first: Trajectory, answer: Generation, tolerance: float) -> str:

@@ -5,9 +5,10 @@
     first batch ──► masks: token by token against the steps
                 ──► agreement: the learner's log-probabilities against the sampler's
     an engine of the same kind ──► publish: changed weights change what it says, the same ones do not
+                               ──► incremental: steps that reused what earlier ones computed, computed in one go
 
-Owns the checks of masks and agreement (pure) and the words on what differs; :mod:`hotpot.topology.publish_check` has the
-third. Each returns a problem in words, empty where there is none.
+Owns the checks of masks and agreement (pure) and the words on what differs; :mod:`hotpot.topology.publish_check` and
+:mod:`hotpot.topology.incremental` have the others. Each returns a problem in words, empty where there is none.
 
 What it can't see: an engine that goes wrong later (``updates.logprob_difference_max`` shows that), or a wrong reward.
 """
@@ -29,6 +30,7 @@ from hotpot.learner import Learner
 from hotpot.learner.scoring import Scored, score_sequences
 from hotpot.topology.batch import UpdateBatch, learnable
 from hotpot.topology.engines import frozen_sampling, spare_engine
+from hotpot.topology.incremental import NOT_MEASURED, measure_incremental
 from hotpot.topology.publish_check import check_publish
 from hotpot.types import (
     Purpose,
@@ -67,18 +69,24 @@ def run_self_test(
     """
     told, sampling = recipe.run.self_test_tolerance, frozen_sampling(recipe)
     served = engine.info().precision if isinstance(engine, RemoteEngine) else "float32"
-    tolerance = told or max(SELF_TEST_TOLERANCE[learner.precision], _tolerance(served))
+    tolerance = told or max(_tolerance(learner), _rounding(served) if served != "float32" else 0.0)
     agreed = check_agreement(learner, batch, policy_version=policy_version, tolerance=tolerance)
     problem = check_masks(batch) or agreed.problem
+    incremental = NOT_MEASURED
     if not problem:
+        rounding = told or (tolerance if learner.exact else _rounding(served))
+        training = sampling[Purpose.TRAINING]
         with spare_engine(recipe, learner.policy(), engine) as spare:
-            problem = check_publish(
-                spare,
-                learner,
-                batch.collected[0],
-                sampling=sampling[Purpose.TRAINING],
-                tolerance=told or _tolerance(served),
-            )
+            problem = check_publish(spare, learner, batch.collected[0], sampling=training, tolerance=rounding)
+            if not problem:
+                incremental = measure_incremental(
+                    spare,
+                    learner.weights(),
+                    batch.collected,
+                    versions={policy_version, *batch.aliases},
+                    sampling=training,
+                )
+                problem = incremental.problem(rounding)
     return {
         "update": batch.update,
         "problem": problem,
@@ -87,12 +95,20 @@ def run_self_test(
         "not_compared": agreed.not_compared,
         "logprob_difference_max": agreed.largest if np.isfinite(agreed.largest) else None,
         "logprob_difference_mean": agreed.mean if np.isfinite(agreed.mean) else None,
+        "incremental_difference_max": incremental.largest,
+        "num_steps_incremental": incremental.num_steps,
+        "num_tokens_incremental": incremental.num_tokens,
         "tolerance": tolerance,
         "precision": learner.precision,
     }
 
 
-def _tolerance(precision: str) -> float:
+def _tolerance(learner: Learner) -> float:
+    """Return what is taken for rounding where the recipe says nothing; in the exact arithmetic nothing is."""
+    return 0.0 if learner.exact else SELF_TEST_TOLERANCE[learner.precision]
+
+
+def _rounding(precision: str) -> float:
     """Return what an engine's log-probabilities may differ by where it computes in ``precision``."""
     return SELF_TEST_TOLERANCE["float32" if precision == "float32" else "bfloat16"]
 
@@ -217,6 +233,15 @@ def _cause(
         return (
             f"Likely cause: the engine sampled at temperature {sorted(used)}, the learner computes at "
             f"{learner.temperature}; give both sampling.training.temperature"
+        )
+    if (
+        learner.exact
+        and max(_largest(_gap(part, own, raw=True)) for part, own in zip(parts, scored, strict=True))
+        <= SELF_TEST_TOLERANCE["float32"]
+    ):
+        return (
+            "Both agree up to rounding, and run.deterministic promises every bit: the kernels of this machine sum otherwise than "
+            "hotpot.models.exact knows; set run.self_test_tolerance to 0.001 to go on without that promise"
         )
     raw = [_gap(part, own, raw=True).mean() for part, own in zip(parts, scored, strict=True)]
     if max(raw) <= tolerance:

@@ -8,7 +8,8 @@ used twice); the update's row, groups, learned tokens and consumptions are one a
 so a recorded update is one whose weights were served.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,17 @@ from hotpot.evaluation import Evaluator
 from hotpot.experience import ExperienceStore
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.replay import Replay
-from hotpot.ids import group_id
+from hotpot.ids import canonical_json, group_id
 from hotpot.learner import Learner, NonFiniteError, UpdateResult
 from hotpot.models import use_threads
-from hotpot.observability.gauges import ProcessGauges
+from hotpot.observability.gauges import ProcessGauges, gauge_rows
 from hotpot.observability.live import LiveView
 from hotpot.rollout import NOTHING, EpisodePlan, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology import rows
 from hotpot.topology.batch import UpdateBatch, learnable
 from hotpot.topology.checkpoints import write_checkpoint
+from hotpot.topology.departures import Departures
 from hotpot.topology.engines import Threads
 from hotpot.topology.evidence import Evidence, halving_events
 from hotpot.topology.history import History
@@ -71,6 +73,7 @@ class Session:
         sampler: TaskSampler,
         learner: Learner,
         evaluators: Sequence[Evaluator[EpisodePlan]],
+        departures: Departures,
         replay: Replay | None,
         gauges: ProcessGauges,
         timeline: Timeline,
@@ -84,6 +87,7 @@ class Session:
         self.environments, self._model_files = tuple(environments), model_files
         self.store, self.engine, self.intake, self.sampler = store, engine, intake, sampler
         self.learner, self.evaluators, self.replay = learner, evaluators, replay
+        self.departures = departures
         self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
         self.threads, self.progress = threads, progress
         self.history = history
@@ -97,6 +101,10 @@ class Session:
         self._started_us = 0
         self._checksum = ""
         self._totals: dict[str, float] = {}
+
+    @property
+    def _env_versions(self) -> str:
+        return "|".join(sorted({one.environment.env_version.version for one in self.environments}))
 
     # ---- the moves of one update ----
 
@@ -134,7 +142,8 @@ class Session:
         collected: list[Trajectory] = []
         while missing := refill.missing:
             plans = self.issue(missing)
-            found = self.intake.collect(plans, Purpose.TRAINING)
+            with self._departures_kept():
+                found = self.intake.collect(plans, Purpose.TRAINING)
             refill.hear([group_id(plan.issue) for plan in plans], found)
             collected += found
         events = [("refill", {"update": update, **refill.report()})] if refills else []
@@ -191,7 +200,9 @@ class Session:
                 policy_version=self.progress.policy_version,
                 engine=self.engine,
             )
-        self.store.record([self.event("self_test", found)])
+        differs = found["incremental_difference_max"]
+        gauges = {} if differs is None else {"engine/incremental_difference_max": differs}
+        self.store.record([self.event("self_test", found), *self._gauge_rows(gauges, batch.update)])
         if found["problem"]:
             raise SelfTestError(
                 f"the self-test before update {batch.update} failed: {found['problem']}. Nothing was learned; mend the "
@@ -266,6 +277,19 @@ class Session:
             for kind, detail in found
         ]
 
+    @contextmanager
+    def _departures_kept(self) -> Iterator[None]:
+        """Put on record, with their counts, departures from the frozen sampling parameters, however collecting ends."""
+        try:
+            yield
+        finally:
+            found = self.departures.events()
+            for kind, detail in found:
+                self.view.message(f"{kind}: {canonical_json(detail)}")
+            if found:
+                told = [self.event(kind, detail) for kind, detail in found]
+                self.store.record([*told, *self.measure(self.progress.update)])
+
     # ---- beside the updates ----
 
     def evaluate(self, label: str, num_tasks: int) -> list[EvaluationRow]:
@@ -276,7 +300,8 @@ class Session:
                 self.view.message(f"hold-out tasks of {one.member.name} ({one.environment.name}):")
             with self.timeline.span("evaluate", whole=True):
                 greedy = self.recipe.evaluation.greedy
-                found = evaluator.evaluate(label, self.progress.update, num_tasks, greedy=greedy)
+                with self._departures_kept():
+                    found = evaluator.evaluate(label, self.progress.update, num_tasks, greedy=greedy)
                 reach("evaluation_unrecorded")
                 self.store.record(found)
             reach("evaluated")
@@ -329,11 +354,20 @@ class Session:
             self.gauges.sample(
                 update=update,
                 policy_version=self.progress.policy_version,
-                env_version="|".join(sorted({s.environment.env_version.version for s in self.environments})),
+                env_version=self._env_versions,
                 engine_queue_depth=self.intake.queue_depth(),
                 experience_backlog=self.store.backlog(),
-                others=self.intake.losses(),
+                others={**self.intake.losses(), **self.departures.gauges()},
             )
+        )
+
+    def _gauge_rows(self, values: Mapping[str, float], update: int) -> Sequence[Any]:
+        return gauge_rows(
+            values,
+            run_id=self.run_id,
+            update=update,
+            policy_version=self.progress.policy_version,
+            env_version=self._env_versions,
         )
 
     def out_of_time(self) -> bool:

@@ -9,10 +9,8 @@ are new to the policy. Produces an ordinary model folder.
 """
 
 import json
-import os
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from rich.console import Console
 
 from hotpot.config import Recipe
 from hotpot.envs.demonstrate import Demonstration, demonstrate
-from hotpot.errors import ModelFilesError, RecipeError
+from hotpot.errors import RecipeError
 from hotpot.experience.sequences.segments import TrainingSequence
 from hotpot.ids import sha256_hex
 from hotpot.learner.imitation import imitate
@@ -34,6 +32,7 @@ from hotpot.models import (
     train_tokenizer,
     use_threads,
 )
+from hotpot.models.disk import check_new_folder, replace_folder
 from hotpot.rollout import Dialect, Mix
 from hotpot.topology.ingredients import model_files, read_mix, system_prompt
 from hotpot.types import Message, Role, Split, ToolSpec
@@ -47,11 +46,11 @@ def warmstart(
 ) -> dict[str, Any]:
     """Make a model folder at ``out`` by imitation of the environment's demonstrator; return what was done.
 
-    The folder appears whole or not at all. Raises :class:`ModelFilesError` where ``out`` exists (without
+    The folder appears whole or not at all. Raises :class:`hotpot.errors.ModelFilesError` where ``out`` exists (without
     ``overwrite``), :class:`hotpot.errors.EnvironmentSpecError` where the environment has no demonstrator,
     :class:`RecipeError` where a demonstration does not fit the model's context.
     """
-    _check_out(out, overwrite=overwrite)
+    check_new_folder(out, overwrite=overwrite)
     console = console or Console(quiet=True)
     started, settings = time.perf_counter(), recipe.warmstart
     mix = read_mix(recipe)
@@ -73,7 +72,7 @@ def warmstart(
         f"{sum(p.numel() for p in decoder.parameters()):,} parameters, {tokenizer.vocab_size} tokens, {threads} thread(s)"
     )
     losses = imitate(decoder, _announced(batches, console), settings)
-    _replace(out, lambda folder: save_model(folder, decoder, model_files(tokenizer, dialect)))
+    replace_folder(out, lambda folder: save_model(folder, decoder, model_files(tokenizer, dialect)))
     report = {
         "folder": str(out),
         "seconds": round(time.perf_counter() - started, 2),
@@ -181,32 +180,3 @@ def _announced(
         if step and step % 100 == 0:
             console.print(f"warm start: step {step} of {len(batches)}")
         yield batch
-
-
-def _check_out(out: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that can't be written, before the work that is to go into it."""
-    if out.exists() and not (out / "config.json").is_file():
-        raise ModelFilesError(f"{out} exists and is no model folder; it will not be replaced, choose another")
-    if out.exists() and not overwrite:
-        raise ModelFilesError(f"{out} exists; choose another folder, or give --overwrite")
-    above = next(folder for folder in out.absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ModelFilesError(
-            f"{out} can't be made: {above} is no folder, or can't be written; choose another folder"
-        )
-
-
-def _replace(out: Path, save: Callable[[Path], None]) -> None:
-    partial = out.with_name(out.name + ".partial")
-    try:
-        if partial.exists():
-            shutil.rmtree(partial)
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        save(partial)
-        if out.exists():
-            shutil.rmtree(out)
-        partial.replace(out)
-    except OSError as error:
-        raise ModelFilesError(
-            f"{out} can't be written: {error}; check space, or choose another folder"
-        ) from error

@@ -25,6 +25,7 @@ from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
+from hotpot.topology.departures import Departures
 from hotpot.topology.engines import Threads, choose_threads, frozen_sampling, make_engine
 from hotpot.topology.halves import check_source, first_policy_version
 from hotpot.topology.history import History, changed_settings, last_recipe, read_history, write_recipe
@@ -124,6 +125,7 @@ def wire(
             intake=intake,
             sampler=sampler,
             learner=learner,
+            departures=Departures(engine, rollout),
             evaluators=_evaluators(made, engine, intake, sampler, store, sampling, run_id),
             replay=_replay(recipe, folder) if resume != EVALUATING else None,
             gauges=ProcessGauges(run_id),
@@ -224,6 +226,7 @@ def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
         temperature=recipe.sampling.training.temperature or 1.0,
         reference=made.reference,
         markup=template_markup(made.tokenizer, made.dialect),
+        exact=recipe.run.deterministic,
     )
     if history.source is not None:
         learner.load(history.source)

@@ -7,6 +7,7 @@
 
 from hotpot.types.episode import (
     Action,
+    ContextChange,
     EndReason,
     Message,
     Observation,
@@ -28,6 +29,7 @@ from hotpot.types.inference import (
     PublishReport,
     Purpose,
     SampleKey,
+    SamplingOverride,
     SamplingParams,
     VersionSpan,
 )
@@ -55,6 +57,7 @@ __all__ = [
     "Action",
     "AttemptRow",
     "ConsumptionRow",
+    "ContextChange",
     "EndReason",
     "EngineInfo",
     "EngineReport",
@@ -74,6 +77,7 @@ __all__ = [
     "Reward",
     "Role",
     "SampleKey",
+    "SamplingOverride",
     "SamplingParams",
     "Split",
     "Stage",

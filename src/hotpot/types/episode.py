@@ -14,7 +14,7 @@ class Split(StrEnum):
 
 
 class Stage(StrEnum):
-    """What a span of tokens is for. Model tokens are thought, tool_call and answer; the others are given to it."""
+    """What a span of tokens is for. Model tokens are thought, tool_call, answer and handover; the others are given to it."""
 
     SYSTEM = "system"
     INSTRUCTION = "instruction"
@@ -22,6 +22,7 @@ class Stage(StrEnum):
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
     ANSWER = "answer"
+    HANDOVER = "handover"  # a note to itself, for when the context is full
 
 
 class Role(StrEnum):
@@ -41,6 +42,18 @@ class EndReason(StrEnum):
     MAX_STEP_TOKENS = "max_step_tokens"
     MAX_CONTEXT = "max_context"
     MAX_SECONDS = "max_seconds"
+
+
+class ContextChange(StrEnum):
+    """What the context limit did to the prompt of a step."""
+
+    NONE = "none"  # nothing: the limit was not met
+    TRUNCATED = "truncated"  # the oldest exchanges were left out
+    HANDOVER = "handover"  # the model was asked for a note; the environment hears nothing of this step
+    SEGMENTED = "segmented"  # all but the newest exchange gave way to that note
+    FALLBACK = (
+        "fallback"  # truncated, since there was no note to go on with: none fitted, or it was cut or empty
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,8 @@ class GenerationRequest:
     """One model call. ``prompt`` is int32 ``[n]``: every token of the context so far, exactly.
 
     ``request_id`` is unique among requests in flight. ``session_id`` names the trajectory: an engine may keep what it
-    computed for it, but must compare the tokens before reusing anything.
+    computed for it, but must compare the tokens before reusing anything. ``sender`` says in words who asks (environment
+    and actor), for messages of refusals; nothing else reads it.
     """
 
     request_id: str
@@ -83,6 +84,19 @@ class GenerationRequest:
     purpose: Purpose
     sampling: SamplingParams
     key: SampleKey
+    sender: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOverride:
+    """A request that was refused for its sampling parameters: whose it was, what it asked for, what is frozen."""
+
+    request_id: str
+    session_id: str
+    sender: str
+    purpose: Purpose
+    asked: SamplingParams
+    frozen: SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +110,11 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """What the engine really did for one generation, as it states it."""
+    """What the engine really did for one generation, as it states it.
+
+    ``reused_tokens``: of the prompt, those whose keys and values were not computed for this request. ``num_preemptions``: times
+    it had to give its memory back and wait.
+    """
 
     engine: str
     precision: str
@@ -106,6 +124,12 @@ class EngineReport:
     reused_tokens: int
     queue_s: float
     generate_s: float
+    num_preemptions: int = 0
+
+    @property
+    def device_kind(self) -> str:
+        """The device without its number: ``cuda`` of ``cuda:1``."""
+        return self.device.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,3 +172,8 @@ class EngineInfo:
     checksum: str
     max_context_tokens: int
     max_concurrency: int
+
+    @property
+    def device_kind(self) -> str:
+        """The device without its number: ``cuda`` of ``cuda:1``."""
+        return self.device.partition(":")[0]

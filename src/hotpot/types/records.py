@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of everything in this module. It grows by one with every change of a column that has landed."""
 
 
@@ -61,6 +61,14 @@ class StepRow:
     prefix_hash: str = column(
         "Hash chained over the token chunks on record up to and with prompt_tokens, within the segment"
     )
+    context_change: str = column(
+        "What the context limit did to this step's prompt: none, truncated, handover (the step writes the note), segmented, "
+        "fallback (truncated for want of a note)"
+    )
+    context_dropped_tokens: int = column(
+        "Tokens by which the prompt is shorter than the whole conversation would have been; 0 where nothing was left out",
+        unit="tokens",
+    )
     reward: float = column("Sum of the reward components of the step", unit="reward")
     reward_names: tuple[str, ...] = column("Name of each reward component of the step")
     reward_values: tuple[float, ...] = column("Value of each reward component of the step", unit="reward")
@@ -92,6 +100,9 @@ class StepRow:
     device: str = column("Device the engine computed on")
     num_threads: int = column("Threads the engine computed with")
     reused_tokens: int = column("Context tokens the engine did not compute again", unit="tokens")
+    num_preemptions: int = column(
+        "Times the engine took the request's memory away and went on later", unit="preemptions"
+    )
     started_us: int = column("When the step's prompt was ready", unit="microseconds since the epoch")
     generated_us: int = column("When the model's output was complete", unit="microseconds since the epoch")
     finished_us: int = column("When the environment had answered", unit="microseconds since the epoch")
@@ -122,7 +133,9 @@ class TrajectoryRow:
     num_turns: int = column("Turns", unit="turns")
     num_steps: int = column("Steps", unit="steps")
     num_segments: int = column(
-        "Segments: 1 + the number of times a template rewrote history", unit="segments"
+        "Segments: 1 + the times a prompt did not extend the recorded tokens (a template rewrote history, or the context "
+        "limit did)",
+        unit="segments",
     )
     num_prompt_tokens: int = column("Tokens given to the model", unit="tokens")
     num_sampled_tokens: int = column("Tokens the model sampled", unit="tokens")

@@ -16,16 +16,31 @@ class RolloutSection(Section):
     samples_per_task: PositiveInt = 8
     """Episodes of each issued task; they form one group."""
     max_steps: PositiveInt = 8
-    """Model calls in an episode, then it ends with max_steps."""
+    """Model calls in an episode (requests for a hand-over note apart), then it ends with max_steps."""
     max_step_tokens: PositiveInt = 48
     """Tokens sampled in one step, then the episode ends with max_step_tokens."""
     max_context_tokens: PositiveInt = 512
-    """Tokens of an episode's whole context, then it ends with max_context."""
+    """Tokens of an episode's context, prompt and output; what happens where it is full says context_overflow."""
+    context_overflow: Literal["end", "truncate", "segment"] = "end"
+    """What happens where the next prompt does not fit. ``end``: the episode ends with max_context. ``truncate``: as soon
+    as less room than max_step_tokens is left, the oldest exchanges (an output and what the environment answered) are left
+    out of the prompt, a marker in their place. ``segment``: the model is asked for a note first, which stands for all but
+    the newest exchange from then on. Where nothing helps the episode ends with max_context."""
+    handover_tokens: PositiveInt = 96
+    """Longest note that is handed over to the next window (``segment``), in tokens; a longer one is cut, and not used."""
+    handover_request: Annotated[str, Field(min_length=1)] = (
+        "The context is full. Write a note for yourself: what is known, what is left to do. Answer with the note only."
+    )
+    """What the model is told where it is to write that note (``segment``), as a user's message."""
     max_seconds: PositiveFloat = 60.0
     """Time of an episode (its environment's, and the engine's while its request is out), then it ends with max_seconds
     and is not learned from. Not applied in deterministic mode."""
     max_attempts: PositiveInt = 3
     """Tries at an episode whose environment fails, each in a fresh environment; then it is dropped and counted."""
+    engine_report_differs: Literal["refuse", "record"] = "refuse"
+    """Where an engine reports other sampling parameters than the frozen ones, or another precision or device than it says
+    it has: ``refuse`` fails the attempt (and tries again) before its answer reaches the environment; ``record`` goes on.
+    It is counted in both, and table steps has what was reported."""
     refill: Literal["none", "until_signal"] = "none"
     """``until_signal``: further tasks are run for groups whose rewards are all (almost) the same, within the update,
     until tasks_per_batch groups have signal (dynamic sampling as in DAPO, arXiv:2503.14476). The others are stored and
@@ -66,7 +81,10 @@ class EngineSection(Section):
     kind: Literal["embedded"] = "embedded"
     """Which engine; ``embedded`` runs in the process."""
     max_concurrency: PositiveInt = 128
-    """Trajectories whose key/value cache is held at once."""
+    """Requests that run at once, as far as there is memory for their keys and values."""
+    kv_cache_bytes: PositiveInt = 1 << 30
+    """Memory for keys and values, never exceeded. Where it is used up, finished requests' are forgotten first, then the
+    request that began last waits and goes on later."""
     admit_share: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Waiting requests are prefilled together once they are this share of all requests in the engine, or nothing runs."""
     prefill_tokens: PositiveInt = 2048

@@ -21,7 +21,9 @@ class RunSection(Section):
     seed: NonNegativeInt = 0
     """Seed of everything random in the run: tasks, sampling, minibatch order."""
     deterministic: bool = False
-    """Same seed, same bits on the same kind of machine: one thread, no decision that hangs on the clock."""
+    """Same seed, same bits on the same kind of machine: one thread, no decision that hangs on the clock. Where Hotpot's own
+    decoder samples and learns in float32 (no adapters, rows padded), both compute every log-probability alike, bit for bit
+    (see docs/logprobs.md)."""
     threads: NonNegativeInt = 0
     """Threads for tensor computation; 0 takes the count measured best for the model (see docs/performance.md)."""
     trace: bool = True
@@ -29,8 +31,8 @@ class RunSection(Section):
     self_test: bool = True
     """Test the set-up on the first batch of every start and resume, before anything is learned from it."""
     self_test_tolerance: PositiveFloat | None = None
-    """Largest |learner - sampler| log-probability in nats that the self-test takes for rounding; unset is 0.001, and where
-    the learner computes in bfloat16 0.5."""
+    """Largest |learner - sampler| log-probability in nats that the self-test takes for rounding; unset is 0.001, where the
+    learner computes in bfloat16 0.5, and in deterministic mode 0 where both promise the same bits."""
 
 
 class TopologySection(Section):

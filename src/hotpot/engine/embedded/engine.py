@@ -1,38 +1,44 @@
 """The engine that runs in this process: batched generation over the policies of ``models``.
 
-Owns what happens in a step; weights and cache are with :mod:`.passes`::
+Owns what happens in a step; weights and keys and values are with :mod:`.passes`::
 
-    submit ──► gate ──► Scheduler: waiting ──► slot ──► SharedPrompts: the first of a prompt computes it
-                                                 │ plan_stream: one token of every generating request,
-                                                 ▼ and pieces of prompts, at most prefill_tokens
-                            forward (one pass a step) ──► logits ──► sample ──► RowTable ──► Generation
+    submit ──► gate ──► Scheduler: waiting ──► row ──► ContextMemory: blocks, what is known already, or wait for who computes it
+                            ▲                    │ plan_stream: one token of every generating request,
+                            │ preempt            ▼ and pieces of prompts, at most prefill_tokens
+                            └── forward (one pass a step) ──► logits ──► sample ──► RowTable ──► Generation
 
 Knows no messages, episodes or files. One thread at a time may call it.
 
 Invariants: weights change only between steps, whole, and each sampled token is reported under the version that sampled
-it. A prompt that is not complete at a publish is begun again. A request that has sampled goes on with the keys and
-values that the old weights computed for its earlier tokens (computing them again would change what the sampled ones
-were conditioned on); its slot is never reused by a later request. A new request reuses only what the weights serving
-now computed, and only after comparing the tokens.
+it. A context that is not complete at a publish is begun again. A request that generates goes on with the keys and values that
+the old weights computed for its earlier tokens (computing them again would change what the sampled ones were conditioned
+on); nobody else reads these. A request reuses only what the weights serving now computed, and only after comparing the tokens.
+Keys and values never take more than ``kv_cache_bytes``: where a block is missing the request that was started last gives its
+blocks back, waits, and goes on where it was.
 """
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hotpot.config.sections import EngineSection
+from hotpot.engine.embedded.blocks import BLOCK_TOKENS
+from hotpot.engine.embedded.exact import with_exact_logprobs
+from hotpot.engine.embedded.memory import ContextMemory, Placement, num_blocks_of
 from hotpot.engine.embedded.passes import make_passes
 from hotpot.engine.embedded.rows import Flight, RowTable
 from hotpot.engine.embedded.sampler import sample
 from hotpot.engine.embedded.scheduler import Scheduler
-from hotpot.engine.embedded.shared_prompts import SharedPrompts
+from hotpot.engine.embedded.store import BlockStore, block_bytes
 from hotpot.engine.embedded.stream import Stream, plan_stream
 from hotpot.engine.gate import RequestGate
 from hotpot.errors import EngineError
 from hotpot.models import DecoderConfig, Policy, Weights
+from hotpot.timeline import Timeline
 from hotpot.types import (
     EngineInfo,
     EngineReport,
@@ -46,6 +52,23 @@ from hotpot.types import (
 )
 
 _NAME, _PRECISION, _DEVICE = "embedded", "float32", "cpu"
+_SHARED_BYTES = 128 * 1024
+"""Of one layer's keys and values: from here on a beginning that others read is read with them and not copied. Below it the
+extra product in attention costs more than it saves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsage:
+    """How the memory for keys and values is used: bytes allowed and reserved; blocks there are, read by running requests, kept
+    for later ones; blocks taken from those kept, so far.
+    """
+
+    budget_bytes: int
+    reserved_bytes: int
+    num_blocks: int
+    read_blocks: int
+    kept_blocks: int
+    evictions: int
 
 
 class EmbeddedEngine:
@@ -59,6 +82,10 @@ class EmbeddedEngine:
     max_context_tokens: prompt and sampled tokens of one request together; at most what the model is built for.
     sampling: frozen parameters of each purpose the engine serves.
     policy_version: version of ``weights``.
+    exact: compute so that a request's bits hang on nothing but its own tokens and the weights, and are a learner's
+        (:mod:`hotpot.models.exact`); one thread.
+    forgetful: whoever begins in an idle engine finds nothing of what ran before, so that the same sequence of calls gives the
+        same bits whatever came earlier; ``exact`` needs no such thing.
     """
 
     def __init__(
@@ -70,6 +97,8 @@ class EmbeddedEngine:
         max_context_tokens: int,
         sampling: Mapping[Purpose, SamplingParams],
         policy_version: int = 0,
+        forgetful: bool = False,
+        exact: bool = False,
     ) -> None:
         config = model.config if isinstance(model, Policy) else model
         if max_context_tokens > config.max_context_tokens:
@@ -78,47 +107,47 @@ class EmbeddedEngine:
                 "lower rollout.max_context_tokens, or use a model with a longer context"
             )
         self.gate = RequestGate(sampling, vocab_size=config.vocab_size, max_context_tokens=max_context_tokens)
+        self.clock = Timeline()
         self._params = list(dict.fromkeys(sampling.values()))
         self._settings = settings
         self._max_context = max_context_tokens
-        slots = settings.max_concurrency
+        self._exact = exact
         self._passes = make_passes(
-            model, num_slots=slots, max_context_tokens=max_context_tokens, budget=settings.prefill_tokens
+            model, max_context_tokens=max_context_tokens, budget=settings.prefill_tokens, exact=exact
         )
         self._checksum = self._passes.load(weights)
         self._passes.flip()
         self._version = policy_version
-        self._epoch = 0
+        rows = settings.max_concurrency
         self._rows = RowTable(
-            slots,
+            rows,
             max_context_tokens,
             vocab_size=config.vocab_size,
             track_seen=any(p.repetition_penalty != 1 for p in sampling.values()),
         )
-        self._scheduler = Scheduler(num_slots=slots, admit_share=settings.admit_share)
-        self._waiting: dict[str, tuple[GenerationRequest, float]] = {}
-        self._flights: dict[int, Flight] = {}
-        # Slots whose prompt is not computed yet, in order of admission (a dictionary as an ordered set).
+        self._memory = self._make_memory()
+        self._scheduler = Scheduler(num_rows=rows, admit_share=settings.admit_share)
+        self._flights: dict[str, Flight] = {}
+        self._by_row: dict[int, Flight] = {}
+        # Rows whose context is not computed yet, in order of admission (a dictionary as an ordered set).
         self._prompts: dict[int, None] = {}
-        self._shared = SharedPrompts()
-        self._generating: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._ids: set[str] = set()
+        self._generates = np.zeros(rows, dtype=np.bool_)
+        self._no_room = False
+        self._sessions: set[str] | None = set() if forgetful else None
         self._closed = False
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request; see :meth:`hotpot.engine.Engine.submit`."""
         self._check_open()
         self.gate.check(request)
-        if request.request_id in self._ids:
+        if request.request_id in self._flights:
             raise EngineError(
                 f"request {request.request_id!r} is in flight already; give each request in flight its own id"
             )
-        # Rows of a batch stand by slot, and sums round by row: a collection gives the same bits whatever was run before it.
-        if self._scheduler.begin(request.session_id):
-            self._shared = SharedPrompts()
-        self._ids.add(request.request_id)
-        self._waiting[request.request_id] = (request, time.perf_counter())
-        self._scheduler.submit(request.request_id, request.session_id)
+        if self._sessions is not None:
+            self._begin(request.session_id, self._sessions)
+        self._flights[request.request_id] = Flight(request=request, submitted_s=time.perf_counter())
+        self._scheduler.submit(request.request_id)
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
@@ -128,15 +157,17 @@ class EmbeddedEngine:
         """
         self._check_open()
         self._admit()
-        if not self._flights:
+        self._make_room()
+        if not self._by_row:
             return []
-        stream = plan_stream(self._rows, self._generating, list(self._prompts), self._settings.prefill_tokens)
-        logits = self._forward(stream)
-        self._rows.cached[stream.piece_slots] += stream.piece_lengths
-        slots = stream.wanted_slots
-        if not slots.size:
-            return []
-        return self._sample(slots, logits)
+        rows = self._rows
+        stream = plan_stream(rows, self._generating, list(self._prompts), self._settings.prefill_tokens)
+        with self.clock.span("forward"):
+            logits = self._forward(stream)
+        rows.cached[stream.piece_rows] += stream.piece_lengths
+        for row in stream.piece_rows.tolist():
+            self._memory.computed(row, rows.context(row), int(rows.cached[row]))
+        return self._sample(stream.wanted_rows, logits) if stream.wanted.size else []
 
     def publish(self, weights: Weights, policy_version: int) -> PublishReport:
         """Serve a copy of ``weights`` from the next step on; see :meth:`hotpot.engine.Engine.publish`.
@@ -152,18 +183,15 @@ class EmbeddedEngine:
                 "versions are never reused, take the next one"
             )
         found = self._passes.load(weights)
-        for slot, flight in self._flights.items():
-            self._close_span(slot, flight)
+        for flight in self._by_row.values():
+            self._close_span(flight)
         self._passes.flip()
         self._version, self._checksum = policy_version, found
-        self._epoch += 1
-        nothing_sampled = self._rows.count[self._generating] == 0
-        self._prompts |= dict.fromkeys(self._generating[nothing_sampled].tolist())
-        self._generating = self._generating[~nothing_sampled]
-        for slot in self._prompts:
-            # Nothing is sampled yet: begin the prompt again, wholly under the new weights.
-            self._rows.cached[slot], self._rows.epoch[slot] = 0, self._epoch
-            self._flights[slot].reused = 0
+        self._memory.restart(self._root)
+        nothing_sampled = np.flatnonzero(self._generates & (self._rows.count == 0)).tolist()
+        # The last first, so that they wait in the order they came.
+        for row in sorted({*self._prompts, *nothing_sampled}, key=self._order, reverse=True):
+            self._put_back(row)
         return PublishReport(
             policy_version=policy_version, checksum=found, seconds=time.perf_counter() - started
         )
@@ -185,122 +213,202 @@ class EmbeddedEngine:
     @property
     def idle(self) -> bool:
         """Whether no request is in the engine."""
-        return not self._ids
+        return not self._flights
+
+    @property
+    def usage(self) -> MemoryUsage:
+        """How the memory for keys and values is used right now."""
+        pool = self._memory.pool
+        return MemoryUsage(
+            budget_bytes=self._settings.kv_cache_bytes,
+            reserved_bytes=self._passes.store.num_bytes,
+            num_blocks=pool.num_blocks,
+            read_blocks=pool.num_read,
+            kept_blocks=pool.num_idle,
+            evictions=pool.evictions,
+        )
 
     def close(self) -> None:
         """Give the weights and the cache back; requests in flight are never answered."""
         if self._closed:
             return
         self._closed = True
-        del self._passes, self._rows
+        del self._passes, self._rows, self._memory
 
     def _check_open(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed; make a new one")
 
-    def _admit(self) -> None:
-        now = time.perf_counter()
-        for admission in self._scheduler.admit():
-            request, submitted = self._waiting.pop(admission.request_id)
-            slot = admission.slot
-            kept = admission.returning and self._passes.remembers
-            reused = self._rows.reusable(slot, request.prompt, self._epoch) if kept else 0
-            self._rows.enter(slot, request, reused, self._epoch)
-            self._rows.purpose[slot] = self._params.index(request.sampling)
-            self._flights[slot] = Flight(
-                request=request, slot=slot, reused=reused, submitted_s=submitted, admitted_s=now
+    @property
+    def _generating(self) -> NDArray[np.int64]:
+        """Rows that have one token to compute, ascending."""
+        return np.flatnonzero(self._generates)
+
+    @property
+    def _root(self) -> str:
+        """All that keys and values depend on besides the tokens."""
+        return f"{self._version} {self._checksum} {_PRECISION} {_DEVICE}"
+
+    def _make_memory(self) -> ContextMemory:
+        """Return tables over as many blocks as the budget holds, and make the store for them."""
+        passes, settings = self._passes, self._settings
+        rows, longest = settings.max_concurrency, num_blocks_of(self._max_context)
+        size = block_bytes(passes.shapes)
+        # What remembers nothing needs no memory: blocks are a formality then.
+        count = settings.kv_cache_bytes // size if size else rows * longest
+        if count < longest:
+            raise EngineError(
+                f"engine.kv_cache_bytes = {settings.kv_cache_bytes} holds {count * BLOCK_TOKENS} tokens of keys and values, "
+                f"and one context may have {self._max_context}: give at least {longest * size}, or lower "
+                "rollout.max_context_tokens"
             )
-            if reused or not self._passes.remembers:
-                self._prompts[slot] = None
+        passes.store = BlockStore(passes.shapes, count)
+        layer = size // max(len(passes.shapes), 1)
+        return ContextMemory(
+            num_rows=rows,
+            num_blocks=count,
+            max_tokens=self._max_context,
+            share_from=max(2, _SHARED_BYTES // max(layer, 1)),
+            root=self._root,
+            remembers=passes.remembers,
+        )
+
+    def _begin(self, session_id: str, known: set[str]) -> None:
+        """Let a session that is new to an idle engine find nothing."""
+        if not self._flights and session_id not in known:
+            self._memory.restart(self._root)
+            known.clear()
+        known.add(session_id)
+
+    def _admit(self) -> None:
+        """Start as many of the waiting requests as there are rows and blocks for."""
+        if self._no_room or not self._scheduler.ready():
+            return
+        now = time.perf_counter()
+        copies: list[tuple[int, int]] = []
+        while (head := self._scheduler.head) is not None:
+            flight, row = self._flights[head], self._scheduler.next_row()
+            placed = self._memory.place(row, flight.context, headroom=self._scheduler.num_running)
+            if isinstance(placed, Placement):
+                copies += placed.copies
+                self._start(flight, placed.reused, now)
+            elif placed.leader is not None:
+                self._scheduler.follow(self._by_row[placed.leader].request.request_id)
             else:
-                self._share(slot, request.prompt)
+                self._no_room = True
+                break
+        self._passes.store.copy(copies)
 
-    def _share(self, slot: int, prompt: NDArray[np.int32]) -> None:
-        """Let ``slot`` take ``prompt`` from a slot that holds it, wait for one that computes it, or compute it."""
-        rows, holder = self._rows, self._shared.holder(prompt)
-        if holder == slot:
-            holder = None
-        if holder is not None and rows.reusable(holder, prompt, self._epoch) == prompt.size - 1:
-            self._adopt(holder, [slot])
-        elif holder in self._prompts and np.array_equal(rows.tokens[holder, : rows.length[holder]], prompt):
-            self._shared.follow(slot, holder)
+    def _start(self, flight: Flight, reused: int, now: float) -> None:
+        _, row = self._scheduler.start()
+        if flight.admitted_s is None or not len(flight.sampled.tokens):
+            flight.reused = reused
+        flight.row, flight.admitted_s = row, flight.admitted_s or now
+        self._by_row[row] = flight
+        self._rows.enter(row, flight, reused)
+        self._rows.purpose[row] = self._params.index(flight.request.sampling)
+        if self._passes.remembers and self._rows.length[row] - reused == 1:
+            self._generates[row] = True
         else:
-            self._shared.lead(slot, prompt)
-            self._prompts[slot] = None
+            self._prompts[row] = None
 
-    def _adopt(self, leader: int, slots: list[int]) -> None:
-        """Let ``slots``, which have the same prompt as ``leader``, generate from its keys and values."""
-        reused = int(self._rows.length[slots[0]]) - 1
-        self._passes.copy(leader, torch.tensor(slots), reused)
-        self._rows.cached[slots], self._rows.epoch[slots] = reused, self._epoch
-        for slot in slots:
-            self._flights[slot].reused = reused
-        self._generating = np.union1d(self._generating, np.array(slots, dtype=np.int64))
+    def _make_room(self) -> None:
+        """Give every generating request a block for its next token; preempt the newest where there is none."""
+        rows, memory = self._rows, self._memory
+        which = self._generating
+        for row in which[rows.cached[which] >= memory.count[which] * BLOCK_TOKENS].tolist():
+            while row in self._by_row and not memory.grow(row):
+                newest = self._flights[self._scheduler.newest()]
+                newest.preemptions += 1
+                self._put_back(newest.row)
+
+    def _put_back(self, row: int) -> None:
+        """Let the request in ``row`` wait again, with what it has sampled."""
+        flight = self._by_row[row]
+        flight.sampled = self._rows.sampled(row)
+        self._memory.seal(row, self._rows.context(row), int(self._rows.cached[row]))
+        self._leave(row)
+        self._scheduler.preempt(flight.request.request_id)
+
+    def _leave(self, row: int) -> None:
+        """Take the request in ``row`` out of it, and give its blocks back."""
+        self._memory.release(row)
+        flight = self._by_row.pop(row)
+        flight.row = -1
+        self._prompts.pop(row, None)
+        self._generates[row] = False
+        self._no_room = False
+
+    def _order(self, row: int) -> int:
+        """Return how many requests were started before that in ``row``."""
+        return list(self._by_row).index(row)
 
     def _forward(self, stream: Stream) -> NDArray[np.float32]:
         """Compute one pass; return logits float32 ``[M, vocab_size]`` of the stream's wanted tokens."""
-        result: NDArray[np.float32] = self._passes.logits(self._rows, stream).numpy()
+        result: NDArray[np.float32] = self._passes.logits(self._rows, self._memory.table, stream).numpy()
         return result
 
-    def _sample(self, slots: NDArray[np.int64], logits: NDArray[np.float32]) -> list[Generation]:
+    def _sample(self, which: NDArray[np.int64], logits: NDArray[np.float32]) -> list[Generation]:
         rows = self._rows
-        seen = None if rows.seen is None else rows.seen[slots]
-        drawn = sample(logits, self._groups(slots), rows.next_uniforms(slots), seen)
+        seen = None if rows.seen is None else rows.seen[which]
+        groups = self._groups(which)
+        with self.clock.span("sample"):
+            drawn = sample(logits, groups, rows.next_uniforms(which), seen)
+            if self._exact:
+                drawn = with_exact_logprobs(drawn, torch.from_numpy(logits), groups)
         sound = np.isfinite(drawn.model_logprobs)
         if not sound.all():
             # The others sample from the same logits in the next step: leave their last token to compute again.
-            rows.cached[slots] = rows.length[slots] - 1
-            self._drop(slots[~sound])
-        ended = rows.append(slots, drawn.tokens, drawn.behaviour_logprobs, drawn.model_logprobs)
-        if not ended.any() and len(slots) == len(self._generating):
-            return []
-        # Every slot that generated or has completed its prompt is among ``slots``.
-        self._generating = slots[~ended]
-        for slot in [slot for slot in slots[rows.count[slots] == 1].tolist() if slot in self._prompts]:
-            del self._prompts[slot]
-            if followers := self._shared.release(slot):
-                self._adopt(slot, followers)
-        return [self._finish(slot) for slot in slots[ended].tolist()]
+            rows.cached[which] = rows.length[which] - 1
+            self._drop(which[~sound])
+        ended = rows.append(which, drawn.tokens, drawn.behaviour_logprobs, drawn.model_logprobs)
+        for row in which[rows.cached[which] % BLOCK_TOKENS == 0].tolist():
+            self._memory.computed(row, rows.context(row), int(rows.cached[row]))
+        for row in [row for row in which.tolist() if row in self._prompts] if self._prompts else []:
+            del self._prompts[row]
+            self._generates[row] = True
+            self._memory.seal(row, rows.context(row), int(rows.cached[row]))
+            self._scheduler.release(self._by_row[row].request.request_id)
+        return [self._finish(row) for row in which[ended].tolist()]
 
-    def _groups(self, slots: NDArray[np.int64]) -> list[tuple[SamplingParams, NDArray[np.intp]]]:
-        """Return the rows of ``slots`` by their purpose's sampling parameters."""
+    def _groups(self, which: NDArray[np.int64]) -> list[tuple[SamplingParams, NDArray[np.intp]]]:
+        """Return the places in ``which`` by their purpose's sampling parameters."""
         if len(self._params) == 1:
-            return [(self._params[0], np.arange(len(slots)))]
-        which = self._rows.purpose[slots]
-        return [(self._params[index], np.flatnonzero(which == index)) for index in np.unique(which).tolist()]
+            return [(self._params[0], np.arange(len(which)))]
+        purpose = self._rows.purpose[which]
+        return [
+            (self._params[index], np.flatnonzero(purpose == index)) for index in np.unique(purpose).tolist()
+        ]
 
-    def _drop(self, slots: NDArray[np.int64]) -> None:
-        """Forget the requests in ``slots``, whose logits are no distribution, and raise an error that names them."""
+    def _drop(self, which: NDArray[np.int64]) -> None:
+        """Forget the requests in rows ``which``, whose logits are no distribution, and raise an error that names them."""
         names = []
-        for slot in slots.tolist():
-            request = self._flights.pop(slot).request
-            names.append(request.request_id)
-            self._ids.discard(request.request_id)
-            self._scheduler.finish(request.request_id)
-            self._rows.epoch[slot] = -1
-            self._prompts.pop(slot, None)
-            self._prompts |= dict.fromkeys(self._shared.release(slot))
-        self._passes.clear(torch.from_numpy(slots))
-        self._generating = np.setdiff1d(self._generating, slots, assume_unique=True)
+        for row in which.tolist():
+            names.append(self._by_row[row].request.request_id)
+            self._passes.store.clear(self._memory.discard(row))
+            self._leave(row)
+            self._scheduler.finish(names[-1])
+            del self._flights[names[-1]]
         raise EngineError(
             f"policy version {self._version} gives logits that are no distribution (NaN or infinity) for "
             f"{len(names)} requests, {names[:3]} among them; they are dropped: publish sound weights and submit them again"
         )
 
-    def _close_span(self, slot: int, flight: Flight) -> None:
-        length = int(self._rows.count[slot]) - sum(span.length for span in flight.spans)
+    def _close_span(self, flight: Flight) -> None:
+        length = int(self._rows.count[flight.row]) - sum(span.length for span in flight.spans)
         if length:
             flight.spans.append(
                 VersionSpan(policy_version=self._version, checksum=self._checksum, length=length)
             )
 
-    def _finish(self, slot: int) -> Generation:
-        flight, rows = self._flights.pop(slot), self._rows
-        request, count, length = flight.request, int(rows.count[slot]), int(rows.length[slot])
-        self._close_span(slot, flight)
+    def _finish(self, row: int) -> Generation:
+        flight, done = self._by_row[row], self._rows.sampled(row)
+        request, count, tokens = flight.request, len(done.tokens), done.tokens
+        self._close_span(flight)
+        self._memory.seal(row, self._rows.context(row), int(self._rows.cached[row]))
+        self._leave(row)
         self._scheduler.finish(request.request_id)
-        self._ids.discard(request.request_id)
-        tokens = rows.tokens[slot, length - count : length].copy()
+        del self._flights[request.request_id]
         if int(tokens[-1]) in request.stop_tokens:
             finish = FinishReason.STOP
         elif count == request.max_tokens:
@@ -308,11 +416,12 @@ class EmbeddedEngine:
         else:
             finish = FinishReason.MAX_CONTEXT
         now = time.perf_counter()
+        admitted_s = now if flight.admitted_s is None else flight.admitted_s
         return Generation(
             request_id=request.request_id,
             tokens=tokens,
-            behaviour_logprobs=rows.behaviour[slot, :count].copy(),
-            model_logprobs=rows.model[slot, :count].copy(),
+            behaviour_logprobs=done.behaviour,
+            model_logprobs=done.model,
             finish=finish,
             versions=tuple(flight.spans),
             report=EngineReport(
@@ -322,7 +431,8 @@ class EmbeddedEngine:
                 num_threads=torch.get_num_threads(),
                 sampling=request.sampling,
                 reused_tokens=flight.reused,
-                queue_s=flight.admitted_s - flight.submitted_s,
-                generate_s=now - flight.admitted_s,
+                queue_s=admitted_s - flight.submitted_s,
+                generate_s=now - admitted_s,
+                num_preemptions=flight.preemptions,
             ),
         )

@@ -1,10 +1,11 @@
 """Who computes an engine's passes: the packed decoder of this package, or any policy's own module.
 
-Owns both behind one interface. Each has two copies of the weights, one that serves and one that is filled, and what of
-earlier tokens it remembers. Knows no requests beyond the arrays of their rows.
+Owns all of them behind one interface. Each has two copies of the weights, one that serves and one that is filled, and the keys
+and values of earlier tokens, in blocks. Knows no requests beyond the arrays of their rows.
 
-``PackedPasses``   packed weights and a cache of our own (:mod:`.forward`)
-``ModulePasses``   a policy's module. Where it takes a cache, keys and values lie in slots as above, and a pass is two calls:
+``PackedPasses``   packed weights and attention of our own (:mod:`.forward`)
+``ExactPasses``    the decoder in the exact arithmetic, slower: for deterministic mode (:mod:`.exact`)
+``ModulePasses``   a policy's module. Where it takes a cache, its keys and values lie in the same blocks, and a pass is two calls:
                    the tokens of generating requests, and the pieces of prompts, padded. Where it does not (a sliding
                    window, a recurrent layer, linear biases) nothing is remembered: whole contexts are computed again for
                    every token, right-padded to the longest. That costs a context's length times as much.
@@ -21,19 +22,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotpot.engine.embedded.attention import StreamAttention
-from hotpot.engine.embedded.cache import SlotCache
+from hotpot.engine.embedded.blocks import BLOCK_TOKENS
+from hotpot.engine.embedded.exact_passes import ExactPasses
 from hotpot.engine.embedded.forward import forward, rotary_table
 from hotpot.engine.embedded.rows import RowTable
+from hotpot.engine.embedded.store import BlockStore, Shape
 from hotpot.engine.embedded.stream import Stream
 from hotpot.engine.embedded.weights import PackedWeights, load
+from hotpot.errors import EngineError
 from hotpot.models import DecoderConfig, Policy, PolicyConfig, Weights
+from hotpot.models.exact import fits
+
+Ints = NDArray[np.int64]
 
 
 class Passes(Protocol):
-    """Computes the passes of an engine. ``remembers``: whether tokens of earlier passes need not be computed again."""
+    """Computes the passes of an engine.
+
+    ``remembers``: whether tokens of earlier passes need not be computed again. ``shapes``: of the keys and values that each
+    layer keeps. ``store``: where they lie; the engine makes it, once it knows how many blocks there are.
+    """
 
     config: PolicyConfig
     remembers: bool
+    shapes: list[Shape]
+    store: BlockStore
 
     def load(self, weights: Weights) -> str:
         """Fill the copy that does not serve and return its checksum; see :func:`.weights.load`."""
@@ -41,34 +54,43 @@ class Passes(Protocol):
     def flip(self) -> None:
         """Let the two copies change places."""
 
-    def logits(self, rows: RowTable, stream: Stream) -> Tensor:
-        """Compute one pass; return logits float32 ``[M, vocab_size]`` of the stream's wanted tokens."""
+    def logits(self, rows: RowTable, table: Ints, stream: Stream) -> Tensor:
+        """Compute one pass; return logits float32 ``[M, vocab_size]`` of the stream's wanted tokens.
 
-    def copy(self, source: int, targets: Tensor, length: int) -> None:
-        """Let slots ``targets`` int64 ``[B]`` remember the first ``length`` tokens of slot ``source`` too."""
-
-    def clear(self, slots: Tensor) -> None:
-        """Forget what lies in ``slots`` int64 ``[B]``: NaN there would reach later users even through a mask."""
+        ``table`` int64 ``[rows, n]``: the blocks of each row's context.
+        """
 
 
 def make_passes(
-    model: DecoderConfig | Policy, *, num_slots: int, max_context_tokens: int, budget: int
+    model: DecoderConfig | Policy, *, max_context_tokens: int, budget: int, exact: bool = False
 ) -> Passes:
-    """Return what computes ``model``; ``budget`` bounds the padded tokens of a call that remembers nothing."""
+    """Return what computes ``model``; ``budget`` bounds the padded tokens of a call that remembers nothing.
+
+    ``exact``: bit for bit as a learner in the exact arithmetic. Raises :class:`EngineError` where the model is not one
+    that can be computed so.
+    """
+    if exact:
+        if isinstance(model, Policy) or not fits(model):
+            raise EngineError(
+                "exact passes are for Hotpot's own decoder, with heads whose size is a multiple of 4; serve this model "
+                "without exact"
+            )
+        return ExactPasses(model)
     if isinstance(model, Policy):
-        return ModulePasses(model, num_slots, max_context_tokens, budget)
-    return PackedPasses(model, num_slots, max_context_tokens)
+        return ModulePasses(model, budget)
+    return PackedPasses(model, max_context_tokens)
 
 
 class PackedPasses:
     """The decoder's mathematics with packed weights; implements :class:`Passes`."""
 
-    def __init__(self, config: DecoderConfig, num_slots: int, max_context_tokens: int) -> None:
+    def __init__(self, config: DecoderConfig, max_context_tokens: int) -> None:
         self.config: PolicyConfig = config
         self.remembers = True
+        self.shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
+        self.store = BlockStore(self.shapes, 0)
         self._table = rotary_table(config, max_context_tokens)
         self._serving, self._standby = PackedWeights(config), PackedWeights(config)
-        self._cache = SlotCache(config, num_slots, max_context_tokens)
 
     def load(self, weights: Weights) -> str:
         """See :meth:`Passes.load`."""
@@ -78,25 +100,15 @@ class PackedPasses:
         """See :meth:`Passes.flip`."""
         self._serving, self._standby = self._standby, self._serving
 
-    def logits(self, rows: RowTable, stream: Stream) -> Tensor:
+    def logits(self, rows: RowTable, table: Ints, stream: Stream) -> Tensor:
         """See :meth:`Passes.logits`."""
-        self._cache.reserve(int(stream.positions.max()) + 1)
         return forward(
             self._serving,
             self._table,
-            torch.from_numpy(rows.tokens[stream.slots, stream.positions].astype(np.int64)),
+            torch.from_numpy(rows.tokens[stream.rows, stream.positions].astype(np.int64)),
             torch.from_numpy(stream.positions),
-            StreamAttention(self._cache, stream),
+            StreamAttention(self.store, table, stream),
         )
-
-    def copy(self, source: int, targets: Tensor, length: int) -> None:
-        """See :meth:`Passes.copy`."""
-        self._cache.reserve(length + 1)
-        self._cache.copy(source, targets, length)
-
-    def clear(self, slots: Tensor) -> None:
-        """See :meth:`Passes.clear`."""
-        self._cache.clear(slots)
 
 
 class ModuleWeights:
@@ -117,11 +129,12 @@ class ModuleWeights:
 class ModulePasses:
     """A policy's own module; implements :class:`Passes`."""
 
-    def __init__(self, policy: Policy, num_slots: int, max_context_tokens: int, budget: int) -> None:
+    def __init__(self, policy: Policy, budget: int) -> None:
         self.config = policy.config
         self.remembers = policy.caches
         self._serving, self._standby = ModuleWeights(policy), ModuleWeights(policy)
-        self._cache = PastSlots(num_slots, max_context_tokens)
+        self.shapes = _shapes(policy) if self.remembers else []
+        self.store = BlockStore(self.shapes, 0)
         self._budget = budget
 
     def load(self, weights: Weights) -> str:
@@ -132,67 +145,53 @@ class ModulePasses:
         """See :meth:`Passes.flip`."""
         self._serving, self._standby = self._standby, self._serving
 
-    def logits(self, rows: RowTable, stream: Stream) -> Tensor:
+    def logits(self, rows: RowTable, table: Ints, stream: Stream) -> Tensor:
         """See :meth:`Passes.logits`."""
         policy = self._serving.policy
         if not self.remembers:
-            return policy.logits(self._again(policy, rows, stream.wanted_slots))
+            return policy.logits(self._again(policy, rows, stream.wanted_rows))
         hidden: list[Tensor] = []
         if stream.num_singles:
             starts = stream.positions[: stream.num_singles]
+            singles = stream.rows[: stream.num_singles]
+            hidden.append(self._go_on(policy, rows, table[singles], singles, starts, np.ones_like(starts)))
+        if stream.piece_rows.size:
+            pieces = stream.piece_rows
             hidden.append(
-                self._go_on(policy, rows, stream.slots[: stream.num_singles], starts, np.ones_like(starts))
-            )
-        if stream.piece_slots.size:
-            hidden.append(
-                self._go_on(policy, rows, stream.piece_slots, stream.piece_starts, stream.piece_lengths)
+                self._go_on(policy, rows, table[pieces], pieces, stream.piece_starts, stream.piece_lengths)
             )
         return policy.logits(torch.cat(hidden)[torch.from_numpy(stream.wanted)])
 
-    def copy(self, source: int, targets: Tensor, length: int) -> None:
-        """See :meth:`Passes.copy`."""
-        self._cache.copy(source, targets, length)
-
-    def clear(self, slots: Tensor) -> None:
-        """See :meth:`Passes.clear`."""
-        self._cache.clear(slots)
-
     def _go_on(
-        self,
-        policy: Policy,
-        rows: RowTable,
-        slots: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
+        self, policy: Policy, rows: RowTable, table: Ints, which: Ints, starts: Ints, lengths: Ints
     ) -> Tensor:
-        """Compute ``lengths`` tokens of each of ``slots`` from ``starts`` on; return their hidden states end to end."""
+        """Compute ``lengths`` tokens of each of rows ``which`` from ``starts`` on; return their hidden states end to end."""
         width, longest = int(lengths.max()), int((starts + lengths).max())
         columns = np.arange(width)
         real = columns < lengths[:, None]
         places = np.where(real, starts[:, None] + columns, 0)
-        tokens = np.where(real, rows.tokens[slots[:, None], places], 0).astype(np.int64)
-        self._cache.begin(places, real, longest)
+        tokens = np.where(real, rows.tokens[which[:, None], places], 0).astype(np.int64)
         positions = torch.from_numpy(places)
         attend = torch.arange(longest) <= positions[:, :, None]
         hidden: Tensor = policy(
             torch.from_numpy(tokens),
             positions,
-            cache=self._cache,
-            rows=torch.from_numpy(slots),
+            cache=PastBlocks(self.store, table, places, real),
+            rows=torch.arange(len(which)),
             attend=attend[:, None],
             wanted=torch.from_numpy(np.flatnonzero(real)),
         )
         return hidden
 
-    def _again(self, policy: Policy, rows: RowTable, slots: NDArray[np.int64]) -> Tensor:
-        """Compute the whole contexts of ``slots``; return the hidden state of the last token of each."""
-        lengths = rows.length[slots]
+    def _again(self, policy: Policy, rows: RowTable, which: Ints) -> Tensor:
+        """Compute the whole contexts of rows ``which``; return the hidden state of the last token of each."""
+        lengths = rows.length[which]
         found = [torch.zeros(0, self.config.hidden_size)]
         for part in _within(lengths, self._budget):
             width = int(lengths[part].max())
             columns = np.arange(width)
-            tokens = np.where(columns < lengths[part][:, None], rows.tokens[slots[part], :width], 0)
-            last = np.arange(len(slots[part])) * width + lengths[part] - 1
+            tokens = np.where(columns < lengths[part][:, None], rows.tokens[which[part], :width], 0)
+            last = np.arange(len(which[part])) * width + lengths[part] - 1
             found.append(
                 policy(
                     torch.from_numpy(tokens.astype(np.int64)),
@@ -203,61 +202,64 @@ class ModulePasses:
         return torch.cat(found)
 
 
-class PastSlots:
-    """Keys and values by slot and position; implements :class:`hotpot.models.PastTokens` for one call at a time.
+class PastBlocks:
+    """The past of one call in blocks; implements :class:`hotpot.models.PastTokens`.
 
-    Per layer float32 ``[num_slots, num_kv_heads, capacity + 1, head_dim]``, made in the shape of what the module writes
-    first. Padding tokens are written to the last place, which is never read.
+    ``table`` int64 ``[B, n]``: blocks of the call's rows. ``places`` int64 ``[B, T]``: positions of its tokens, those of
+    them that are ``real``; padding is not written.
     """
 
-    def __init__(self, num_slots: int, max_tokens: int) -> None:
-        self._num_slots, self._capacity = num_slots, max_tokens
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
-        self._places = torch.zeros(0, 0, dtype=torch.int64)
-
-    def begin(self, places: NDArray[np.int64], real: NDArray[np.bool_], longest: int) -> None:
-        """Say where the next call's tokens belong, int64 ``[B, T]``, and which of them are ``real``."""
-        assert longest <= self._capacity
-        self._places = torch.from_numpy(np.where(real, places, self._capacity))
+    def __init__(self, store: BlockStore, table: Ints, places: Ints, real: NDArray[np.bool_]) -> None:
+        self._store = store
+        self._table = torch.from_numpy(table)
+        row, column = np.nonzero(real)
+        self._real = torch.from_numpy(row), torch.from_numpy(column)
+        self._places = store.places(table, row, places[row, column])
 
     def write(
         self, layer: int, rows: slice | Tensor, positions: Tensor, keys: Tensor, values: Tensor
     ) -> None:
-        """See :meth:`hotpot.models.PastTokens.write`; the places are those :meth:`begin` was told."""
-        del positions
-        index = self._index(rows)[:, None]
-        for store, new in ((self._keys, keys), (self._values, values)):
-            if layer not in store:
-                store[layer] = _zeros((self._num_slots, new.shape[1], self._capacity + 1, new.shape[3]))
-            store[layer][index, :, self._places] = new.transpose(1, 2)
+        """See :meth:`hotpot.models.PastTokens.write`; the places are those of the call."""
+        del rows, positions
+        row, column = self._real
+        self._store.write(layer, self._places, keys[row, :, column], values[row, :, column])
 
     def read(self, layer: int, rows: slice | Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return the first ``length`` keys and values of ``rows``, copied."""
-        index = self._index(rows)
-        keys, values = self._keys[layer][:, :, :length], self._values[layer][:, :, :length]
-        return keys.index_select(0, index), values.index_select(0, index)
-
-    def copy(self, source: int, targets: Tensor, length: int) -> None:
-        """Put the first ``length`` entries of slot ``source`` into ``targets`` int64 ``[B]`` too."""
-        for tensor in (*self._keys.values(), *self._values.values()):
-            tensor[targets, :, :length] = tensor[source, :, :length]
-
-    def clear(self, slots: Tensor) -> None:
-        """Zero everything in ``slots`` int64 ``[B]``."""
-        for tensor in (*self._keys.values(), *self._values.values()):
-            tensor[slots] = 0.0
-
-    def _index(self, rows: slice | Tensor) -> Tensor:
-        return torch.arange(self._num_slots)[rows] if isinstance(rows, slice) else rows
+        """Return the first ``length`` keys and values of the call's rows, copied."""
+        del rows
+        keys, values = self._store.gather(layer, self._table[:, : -(-length // BLOCK_TOKENS)])
+        return keys[:, :, :length], values[:, :, :length]
 
 
-def _zeros(shape: tuple[int, ...]) -> Tensor:
-    # NumPy's zeros take no memory before they are touched; torch's do.
-    return torch.from_numpy(np.zeros(shape, dtype=np.float32))
+class _Witness:
+    """A past of nothing that remembers what shapes of keys and values it was given."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, Shape] = {}
+        self._given: tuple[Tensor, Tensor] = (torch.zeros(0), torch.zeros(0))
+
+    def write(
+        self, layer: int, rows: slice | Tensor, positions: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
+        del rows, positions
+        self.shapes[layer] = (keys.shape[1], keys.shape[3])
+        self._given = keys, values
+
+    def read(self, layer: int, rows: slice | Tensor, length: int) -> tuple[Tensor, Tensor]:
+        del layer, rows, length
+        return self._given
 
 
-def _within(lengths: NDArray[np.int64], budget: int) -> list[slice]:
+@torch.no_grad()
+def _shapes(policy: Policy) -> list[Shape]:
+    """Return the shape of keys and values that each layer of ``policy`` keeps, by asking it for one token."""
+    witness = _Witness()
+    one = torch.zeros(1, 1, dtype=torch.int64)
+    policy(one, one, cache=witness, rows=torch.arange(1), attend=torch.ones(1, 1, 1, 1, dtype=torch.bool))
+    return [witness.shapes[layer] for layer in range(len(witness.shapes))]
+
+
+def _within(lengths: Ints, budget: int) -> list[slice]:
     """Return slices of rows, each of at most ``budget`` padded tokens, or a single row."""
     parts, start = [], 0
     for stop in range(1, len(lengths) + 1):

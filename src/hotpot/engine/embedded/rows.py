@@ -1,11 +1,11 @@
-"""The state of the running requests as arrays, one row a slot, so that a decode step runs no Python per request.
+"""The running requests as arrays, one row each, so that a decode step runs no Python per request.
 
-Owns what each slot holds (its tokens, how many of them are in the cache, under which weights) and what its request has
-sampled so far. Knows no model and no queue.
+Owns what each row's context is, how much of it is computed, and what its request has sampled so far. Knows no model, no
+memory and no queue.
 
-Invariants: ``tokens[slot, :length[slot]]`` is the context, ``cached[slot]`` of it is computed; during decoding exactly
-the last token is not yet computed. What a slot holds may be reused only where ``epoch`` says that the weights serving
-now computed all of it, and only as far as the tokens are equal.
+Invariants: ``tokens[row, :length[row]]`` is the context, ``cached[row]`` of it is computed; during decoding exactly the last
+token is not yet computed. A request that was preempted goes on where it was: its sampled tokens, their log-probabilities and
+the numbers that will sample the next ones are the same.
 """
 
 from dataclasses import dataclass, field
@@ -19,105 +19,134 @@ from hotpot.types import GenerationRequest, SampleKey, VersionSpan
 _CHUNK = 64
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress:
+    """What a request has sampled so far: ``tokens`` int32 ``[m]``, log-probabilities float32 ``[m]`` of both kinds."""
+
+    tokens: NDArray[np.int32]
+    behaviour: NDArray[np.float32]
+    model: NDArray[np.float32]
+
+
+NOTHING = Progress(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request in a slot, with what has to be said of it at the end. Times in seconds of one monotonic clock."""
+    """A request in the engine, with what has to be said of it at the end. Times in seconds of one monotonic clock.
+
+    ``row``: -1 while it waits. ``sampled``: what it had when it was preempted last. ``reused``: of its prompt, when it was
+    admitted first.
+    """
 
     request: GenerationRequest
-    slot: int
-    reused: int
     submitted_s: float
-    admitted_s: float
+    row: int = -1
+    admitted_s: float | None = None
+    reused: int = 0
+    preemptions: int = 0
+    sampled: Progress = NOTHING
     spans: list[VersionSpan] = field(default_factory=list)
+
+    @property
+    def context(self) -> NDArray[np.int32]:
+        """Prompt and sampled tokens, int32 ``[n]``; of a request that runs: as it was when it was placed."""
+        prompt = self.request.prompt
+        return np.concatenate([prompt, self.sampled.tokens]) if len(self.sampled.tokens) else prompt
 
 
 class RowTable:
-    """Arrays over the slots.
+    """Arrays over the rows.
 
     Parameters
     ----------
-    num_slots, max_context_tokens: their sizes.
+    num_rows, max_context_tokens: their sizes.
     vocab_size: width of ``seen``, which exists only where a repetition penalty is on (``track_seen``).
     """
 
-    def __init__(self, num_slots: int, max_context_tokens: int, *, vocab_size: int, track_seen: bool) -> None:
-        self.tokens = np.zeros((num_slots, max_context_tokens), dtype=np.int32)
-        self.length = np.zeros(num_slots, dtype=np.int64)
-        self.cached = np.zeros(num_slots, dtype=np.int64)
-        self.epoch = np.full(num_slots, -1, dtype=np.int64)
-        self.purpose = np.zeros(num_slots, dtype=np.int64)
-        self.count = np.zeros(num_slots, dtype=np.int64)
-        self.limit = np.zeros(num_slots, dtype=np.int64)
-        self.stops = np.full((num_slots, 1), -1, dtype=np.int64)
-        self.uniforms = np.zeros((num_slots, _CHUNK))
-        self.behaviour = np.zeros((num_slots, _CHUNK), dtype=np.float32)
-        self.model = np.zeros((num_slots, _CHUNK), dtype=np.float32)
-        self.seen = np.zeros((num_slots, vocab_size), dtype=np.bool_) if track_seen else None
+    def __init__(self, num_rows: int, max_context_tokens: int, *, vocab_size: int, track_seen: bool) -> None:
+        self.tokens = np.zeros((num_rows, max_context_tokens), dtype=np.int32)
+        self.length = np.zeros(num_rows, dtype=np.int64)
+        self.cached = np.zeros(num_rows, dtype=np.int64)
+        self.purpose = np.zeros(num_rows, dtype=np.int64)
+        self.count = np.zeros(num_rows, dtype=np.int64)
+        self.limit = np.zeros(num_rows, dtype=np.int64)
+        self.stops = np.full((num_rows, 1), -1, dtype=np.int64)
+        self.uniforms = np.zeros((num_rows, _CHUNK))
+        self.behaviour = np.zeros((num_rows, _CHUNK), dtype=np.float32)
+        self.model = np.zeros((num_rows, _CHUNK), dtype=np.float32)
+        self.seen = np.zeros((num_rows, vocab_size), dtype=np.bool_) if track_seen else None
         self._max_context = max_context_tokens
-        self._keys: list[SampleKey | None] = [None] * num_slots
+        self._keys: list[SampleKey | None] = [None] * num_rows
 
-    def reusable(self, slot: int, prompt: NDArray[np.int32], epoch: int) -> int:
-        """Return how many tokens of ``prompt`` the slot already holds under the weights of ``epoch``.
-
-        At least the prompt's last token is always left to compute: its logits are needed.
-        """
-        if self.epoch[slot] != epoch:
-            return 0
-        most = min(int(self.cached[slot]), prompt.size - 1)
-        different = np.flatnonzero(self.tokens[slot, :most] != prompt[:most])
-        return int(different[0]) if different.size else most
-
-    def enter(self, slot: int, request: GenerationRequest, reused: int, epoch: int) -> None:
-        """Put a request's context into its slot. Its numbers are drawn by :meth:`draw`."""
-        size = request.prompt.size
-        self.tokens[slot, reused:size] = request.prompt[reused:]
-        self.length[slot], self.cached[slot], self.epoch[slot] = size, reused, epoch
-        self.count[slot] = 0
-        self.limit[slot] = min(request.max_tokens, self._max_context - size)
-        self._keys[slot] = request.key
-        self._widen(int(self.limit[slot]), len(request.stop_tokens))
-        self.stops[slot] = -1
-        self.stops[slot, : len(request.stop_tokens)] = request.stop_tokens
+    def enter(self, row: int, flight: Flight, reused: int) -> None:
+        """Put a request into its row: its prompt, what it has sampled before, and how much of both is computed."""
+        request, sampled = flight.request, flight.sampled
+        count, size = len(sampled.tokens), request.prompt.size
+        self.tokens[row, :size] = request.prompt
+        self.tokens[row, size : size + count] = sampled.tokens
+        self.length[row], self.cached[row], self.count[row] = size + count, reused, count
+        self.limit[row] = min(request.max_tokens, self._max_context - size)
+        self._keys[row] = request.key
+        self._widen(int(self.limit[row]), len(request.stop_tokens))
+        self.behaviour[row, :count], self.model[row, :count] = sampled.behaviour, sampled.model
+        if count % _CHUNK:
+            self.draw(np.array([row]), count // _CHUNK)
+        self.stops[row] = -1
+        self.stops[row, : len(request.stop_tokens)] = request.stop_tokens
         if self.seen is not None:
-            self.seen[slot] = False
-            self.seen[slot, request.prompt] = True
+            self.seen[row] = False
+            self.seen[row, self.tokens[row, : size + count]] = True
 
-    def draw(self, slots: NDArray[np.int64], chunk: int) -> None:
-        """Draw the numbers of chunk ``chunk`` (positions from ``64 * chunk``) for ``slots``."""
+    def context(self, row: int) -> NDArray[np.int32]:
+        """Return prompt and sampled tokens of ``row``: int32 ``[n]``, not copied."""
+        return self.tokens[row, : self.length[row]]
+
+    def sampled(self, row: int) -> Progress:
+        """Return what the request in ``row`` has sampled, copied."""
+        count, length = int(self.count[row]), int(self.length[row])
+        return Progress(
+            self.tokens[row, length - count : length].copy(),
+            self.behaviour[row, :count].copy(),
+            self.model[row, :count].copy(),
+        )
+
+    def draw(self, rows: NDArray[np.int64], chunk: int) -> None:
+        """Draw the numbers of chunk ``chunk`` (positions from ``64 * chunk``) for ``rows``."""
         positions = np.arange(chunk * _CHUNK, (chunk + 1) * _CHUNK)
-        keys = [key for slot in slots if (key := self._keys[slot]) is not None]
-        self.uniforms[slots] = uniforms(keys, positions)
+        keys = [key for row in rows if (key := self._keys[row]) is not None]
+        self.uniforms[rows] = uniforms(keys, positions)
 
-    def next_uniforms(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the number that samples each slot's next token: float64 ``[len(slots)]``."""
-        count = self.count[slots]
+    def next_uniforms(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the number that samples each row's next token: float64 ``[len(rows)]``."""
+        count = self.count[rows]
         offset = count % _CHUNK
         fresh = offset == 0
         if fresh.any():
             for chunk in np.unique(count[fresh] // _CHUNK).tolist():
-                self.draw(slots[count == chunk * _CHUNK], chunk)
-        return self.uniforms[slots, offset]
+                self.draw(rows[count == chunk * _CHUNK], chunk)
+        return self.uniforms[rows, offset]
 
     def append(
         self,
-        slots: NDArray[np.int64],
+        rows: NDArray[np.int64],
         tokens: NDArray[np.int64],
         behaviour: NDArray[np.float32],
         model: NDArray[np.float32],
     ) -> NDArray[np.bool_]:
-        """Record one sampled token a slot; return which of them end their generation."""
-        count, length = self.count[slots], self.length[slots]
-        self.tokens[slots, length] = tokens
-        self.behaviour[slots, count] = behaviour
-        self.model[slots, count] = model
+        """Record one sampled token a row; return which of them end their generation."""
+        count, length = self.count[rows], self.length[rows]
+        self.tokens[rows, length] = tokens
+        self.behaviour[rows, count] = behaviour
+        self.model[rows, count] = model
         if self.seen is not None:
-            self.seen[slots, tokens] = True
+            self.seen[rows, tokens] = True
         count += 1
-        self.cached[slots] = length
-        self.length[slots] = length + 1
-        self.count[slots] = count
-        stopped = (self.stops[slots] == tokens[:, None]).any(axis=1)
-        ended: NDArray[np.bool_] = stopped | (count >= self.limit[slots])
+        self.cached[rows] = length
+        self.length[rows] = length + 1
+        self.count[rows] = count
+        stopped = (self.stops[rows] == tokens[:, None]).any(axis=1)
+        ended: NDArray[np.bool_] = stopped | (count >= self.limit[rows])
         return ended
 
     def _widen(self, limit: int, stops: int) -> None:

@@ -18,53 +18,53 @@ Ints = NDArray[np.int64]
 class Stream:
     """The tokens of one forward pass. All arrays int64.
 
-    ``slots``, ``positions`` ``[N]``: where each token belongs. The first ``num_singles`` are the only token of their
-    slot, in ascending order of slots; the rest are ``piece_lengths`` tokens of each of ``piece_slots`` from ``piece_starts``
-    on. ``wanted`` ``[M]``: the tokens whose logits sample the next token, in ascending order of slots.
+    ``rows``, ``positions`` ``[N]``: where each token belongs. The first ``num_singles`` are the only token of their
+    row, in ascending order of rows; the rest are ``piece_lengths`` tokens of each of ``piece_rows`` from ``piece_starts``
+    on. ``wanted`` ``[M]``: the tokens whose logits sample the next token, in ascending order of rows.
     """
 
-    slots: Ints
+    rows: Ints
     positions: Ints
     num_singles: int
-    piece_slots: Ints
+    piece_rows: Ints
     piece_starts: Ints
     piece_lengths: Ints
     wanted: Ints
 
     @property
-    def wanted_slots(self) -> Ints:
-        """Slots that sample a token after this pass, ascending."""
-        return self.slots[self.wanted]
+    def wanted_rows(self) -> Ints:
+        """Rows that sample a token after this pass, ascending."""
+        return self.rows[self.wanted]
 
 
-def plan_stream(rows: RowTable, generating: Ints, prompts: list[int], budget: int) -> Stream:
-    """Return the next pass over ``generating`` (slots, ascending) and as much of ``prompts`` as the budget allows.
+def plan_stream(running: RowTable, generating: Ints, prompts: list[int], budget: int) -> Stream:
+    """Return the next pass over ``generating`` (rows, ascending) and as much of ``prompts`` as the budget allows.
 
-    ``prompts`` are slots in the order they were admitted, so that none is overtaken for ever. ``budget`` bounds the
+    ``prompts`` are rows in the order they were admitted, so that none is overtaken for ever. ``budget`` bounds the
     pieces' number times the longest of them; a longer prompt is computed in pieces, one a pass.
     """
     chosen: list[int] = []
     longest = 0
-    for slot in prompts:
-        longest = max(longest, min(int(rows.length[slot] - rows.cached[slot]), budget))
+    for row in prompts:
+        longest = max(longest, min(int(running.length[row] - running.cached[row]), budget))
         if chosen and longest * (len(chosen) + 1) > budget:
             break
-        chosen.append(slot)
+        chosen.append(row)
     pieces = np.array(chosen, dtype=np.int64)
-    starts = rows.cached[pieces]
-    lengths = np.minimum(rows.length[pieces] - starts, budget)
+    starts = running.cached[pieces]
+    lengths = np.minimum(running.length[pieces] - starts, budget)
     owner = np.repeat(np.arange(len(pieces)), lengths)
     ends = np.cumsum(lengths)
     inside = np.arange(len(owner)) - (ends - lengths)[owner]
-    complete = starts + lengths == rows.length[pieces]
-    slots = np.concatenate([generating, pieces[owner]])
+    complete = starts + lengths == running.length[pieces]
+    rows = np.concatenate([generating, pieces[owner]])
     wanted = np.concatenate([np.arange(len(generating)), len(generating) + ends[complete] - 1])
     return Stream(
-        slots=slots,
-        positions=np.concatenate([rows.cached[generating], starts[owner] + inside]),
+        rows=rows,
+        positions=np.concatenate([running.cached[generating], starts[owner] + inside]),
         num_singles=len(generating),
-        piece_slots=pieces,
+        piece_rows=pieces,
         piece_starts=starts,
         piece_lengths=lengths,
-        wanted=wanted[np.argsort(slots[wanted])] if len(pieces) else wanted,
+        wanted=wanted[np.argsort(rows[wanted])] if len(pieces) else wanted,
     )

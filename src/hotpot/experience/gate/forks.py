@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from hotpot.ids import prefix_hash
 from hotpot.types import Stage, Trajectory
 
-_MODEL_STAGES = frozenset({Stage.THOUGHT.value, Stage.TOOL_CALL.value, Stage.ANSWER.value})
+_MODEL_STAGES = frozenset(
+    {Stage.THOUGHT.value, Stage.TOOL_CALL.value, Stage.ANSWER.value, Stage.HANDOVER.value}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

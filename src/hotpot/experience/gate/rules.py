@@ -21,6 +21,7 @@ from hotpot.experience.records.typecheck import check_row_types, check_step_type
 from hotpot.ids import prefix_hash, task_id
 from hotpot.types import (
     SCHEMA_VERSION,
+    ContextChange,
     EndReason,
     FinishReason,
     Purpose,
@@ -36,12 +37,17 @@ LOGPROB_ROUNDING = 1e-5
 REWARD_ROUNDING = 1e-6
 """Relative and absolute difference allowed between a reward and the sum of its components."""
 
-_MODEL_STAGES = frozenset({Stage.THOUGHT.value, Stage.TOOL_CALL.value, Stage.ANSWER.value})
+_MODEL_STAGES = frozenset(
+    {Stage.THOUGHT.value, Stage.TOOL_CALL.value, Stage.ANSWER.value, Stage.HANDOVER.value}
+)
 _STAGES = frozenset(stage.value for stage in Stage)
 _FINISHES = frozenset(finish.value for finish in FinishReason)
 _SPLITS = frozenset(split.value for split in Split)
 _PURPOSES = frozenset(purpose.value for purpose in Purpose)
 _END_REASONS = frozenset(reason.value for reason in EndReason)
+
+_SHORTENED = frozenset({ContextChange.TRUNCATED, ContextChange.SEGMENTED, ContextChange.FALLBACK})
+_CHANGES = frozenset(change.value for change in ContextChange)
 
 _SHARED = (
     "run_id", "trajectory_id", "episode_id", "group_id", "attempt_id", "task_id", "split", "purpose", "actor_id",
@@ -279,6 +285,25 @@ def _context(trajectory: Trajectory, limits: Limits) -> str | None:
     return None
 
 
+def _context_change(trajectory: Trajectory, limits: Limits) -> str | None:
+    del limits
+    segment = 0
+    for step in trajectory.steps:
+        change, dropped = step.context_change, step.context_dropped_tokens
+        if change not in _CHANGES:
+            return f"step {step.step}: context_change {change!r} is none of {sorted(_CHANGES)}"
+        shortened = change in _SHORTENED
+        if shortened != (dropped > 0) or dropped < 0:
+            return (
+                f"step {step.step}: context_change {change!r} with context_dropped_tokens = {dropped}; tokens are left out "
+                f"exactly where it is one of {sorted(_SHORTENED)}"
+            )
+        if shortened and step.segment == segment:
+            return f"step {step.step}: context_change {change!r} inside segment {segment}; a shorter prompt begins a new one"
+        segment = step.segment
+    return None
+
+
 def _close(a: float, b: float) -> bool:
     return math.isfinite(a) and math.isclose(a, b, rel_tol=REWARD_ROUNDING, abs_tol=REWARD_ROUNDING)
 
@@ -398,6 +423,7 @@ RULES: dict[str, Rule] = {
     "spans": _spans,
     "policy_spans": _policy_spans,
     "context": _context,
+    "context_change": _context_change,
     "rewards": _rewards,
     "times": _times,
     "endings": _endings,

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from hotpot.errors import StoreError
 from hotpot.experience.records.schema import COLUMNS, SCHEMAS
-from hotpot.types import SCHEMA_VERSION
+from hotpot.types import SCHEMA_VERSION, ContextChange
 
 OLDEST_VERSION = 1
 """The first schema version that ever landed."""
@@ -122,6 +122,13 @@ _UNTOLD: Mapping[str, int | float | str | tuple[()] | None] = {
 }
 """What ``updates`` lacked before version 4; its ``step_hashes`` left out the steps taken in which only the critic learned."""
 
+_UNLIMITED: Mapping[str, int | float | str | tuple[()] | None] = {
+    "context_change": ContextChange.NONE.value,
+    "context_dropped_tokens": 0,
+    "num_preemptions": 0,
+}
+"""What ``steps`` lacked before version 5: a full context ended the episode, and no engine took memory away."""
+
 
 NEW_COLUMNS: tuple[NewColumn, ...] = (
     NewColumn(version=2, table="consumptions", name="weight", older=Constant(value=1.0)),
@@ -153,6 +160,10 @@ NEW_COLUMNS: tuple[NewColumn, ...] = (
     *(
         NewColumn(version=4, table="updates", name=name, older=Constant(value=value))
         for name, value in _UNTOLD.items()
+    ),
+    *(
+        NewColumn(version=5, table="steps", name=name, older=Constant(value=value))
+        for name, value in _UNLIMITED.items()
     ),
 )
 """Every upgrade step, in the order of the versions."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from hotpot.errors import LearnerError
 from hotpot.learner.batches.passes import MicroBatch
 from hotpot.learner.losses.policy_loss import entropy
+from hotpot.learner.scores.picked import picked
 from hotpot.models import Policy
 
 
@@ -96,17 +97,17 @@ def score(
     """Return the log-probability and (where ``spread``, else 0) the entropy of every loss token of ``micro``."""
     hidden = hidden_states(decoder, micro)
     logits = decoder.logits(hidden)
-    targets = torch.from_numpy(micro.targets)[:, None]
+    targets = torch.from_numpy(micro.targets)
     scaled = logits if temperature == 1.0 else logits / temperature
-    distribution = scaled.log_softmax(dim=-1)
-    logprobs = distribution.gather(-1, targets)[:, 0]
-    with torch.no_grad():
-        if temperature == 1.0:
-            model_logprobs = logprobs.detach()
-        else:
-            model_logprobs = logits.log_softmax(dim=-1).gather(-1, targets)[:, 0]
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        spread_over = entropy(distribution) if spread else torch.zeros_like(model_logprobs)
+    if spread and entropy_gradient:
+        distribution = scaled.log_softmax(dim=-1)
+        logprobs = distribution.gather(-1, targets[:, None])[:, 0]
+        spread_over = entropy(distribution)
+    else:
+        logprobs, spread_over = picked(scaled, targets, spread=spread)
+    model_logprobs = logprobs.detach()
+    if temperature != 1.0:
+        model_logprobs, _ = picked(logits.detach(), targets, spread=False)
     return TokenScores(hidden=hidden, logprobs=logprobs, model_logprobs=model_logprobs, entropy=spread_over)
 
 

@@ -16,6 +16,9 @@ from hotpot.ids import canonical_json
 from hotpot.learner.batches.budget import Halving
 from hotpot.learner.precision import Precision, spelled
 
+EXACT = ", exact"
+"""Behind the name of the processor's instructions where passes were computed in the exact arithmetic."""
+
 _LATER = ("pass_limit", "critic_norms")
 
 
@@ -57,9 +60,10 @@ class UpdateTerms:
         return replace(self, state=state, halving=halving)
 
 
-def kernels(precision: Precision = "float32") -> Kernels:
-    """Return those that this process computes with now; products of bfloat16 have kernels of their own."""
-    capability = torch.backends.cpu.get_cpu_capability()
+def kernels(precision: Precision = "float32", *, exact: bool = False) -> Kernels:
+    """Return those that this process computes with now; products of bfloat16 have kernels of their own, and the ``exact``
+    arithmetic has an order of its own."""
+    capability = torch.backends.cpu.get_cpu_capability() + (EXACT if exact else "")
     return Kernels(
         num_threads=torch.get_num_threads(),
         cpu_capability=capability if precision == "float32" else f"{capability}, {spelled(precision)}",

@@ -59,6 +59,7 @@ class Learners:
             temperature=terms.temperature,
             reference=self._reference(terms),
             markup=template_markup(tokenizer, Dialect(tokenizer)),
+            exact=terms.exact,
         )
         learner.load(folder)
         return learner

@@ -11,6 +11,7 @@ from typing import Any, Self
 from hotpot.config.load import build_recipe, parse_override
 from hotpot.config.sections import LearnerSection
 from hotpot.errors import RecipeError, UsageError
+from hotpot.learner.update.terms import EXACT
 from hotpot.types import UpdateRow
 
 CHANGEABLE = ("learner", "run.seed", "run.threads", "sampling.training.temperature", "topology.updates")
@@ -27,6 +28,7 @@ class Terms:
     total_updates: int
     num_threads: int
     has_reference: bool
+    exact: bool
 
     @classmethod
     def of(cls, row: UpdateRow) -> Self:
@@ -53,6 +55,7 @@ class Terms:
             total_updates=row.total_updates,
             num_threads=row.num_threads,
             has_reference=row.reference_checksum is not None,
+            exact=row.cpu_capability.endswith(EXACT),
         )
 
     def under(self, changes: Sequence[str], recipe: Mapping[str, Any]) -> Self:
@@ -83,13 +86,15 @@ class Terms:
                 "learned till then, and the record has no state of another to start from; change how it learns "
                 "(learner.value_coefficient, critic_learning_rate, critic_extra_epochs), or train anew"
             )
+        num_threads = changed.run.threads or self.num_threads
         return type(self)(
             settings=learner,
             seed=changed.run.seed,
             temperature=changed.sampling.training.temperature,
             total_updates=changed.topology.updates,
-            num_threads=changed.run.threads or self.num_threads,
+            num_threads=num_threads,
             has_reference=self.has_reference
             or learner.kl_coefficient > 0
             or learner.reference_path is not None,
+            exact=self.exact and num_threads == 1,
         )

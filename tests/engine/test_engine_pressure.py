@@ -1,0 +1,197 @@
+"""A budget far too small for what is asked: everything ends with a reason, nothing is over budget, nothing else changes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from test_engine_embedded import (
+    CONTEXT,
+    SAMPLING,
+    drain,
+    make_decoder,
+    make_engine,
+    plain_logprobs,
+    prompts,
+    request,
+    run,
+    weights_of,
+)
+
+from hotpot.config.sections import EngineSection
+from hotpot.engine.embedded import EmbeddedEngine
+from hotpot.engine.embedded.blocks import BLOCK_TOKENS
+from hotpot.engine.embedded.store import block_bytes
+from hotpot.errors import EngineError
+from hotpot.models import Decoder
+from hotpot.types import FinishReason, Generation
+
+
+def budget(decoder: Decoder, blocks: int) -> int:
+    config = decoder.config
+    return blocks * block_bytes([(config.num_kv_heads, config.head_dim)] * config.num_layers)
+
+
+def narrow(decoder: Decoder, blocks: int, **settings: Any) -> EmbeddedEngine:
+    return make_engine(decoder, kv_cache_bytes=budget(decoder, blocks), **settings)
+
+
+LONGEST = -(-CONTEXT // BLOCK_TOKENS)
+
+
+def test_a_budget_that_holds_no_whole_context_is_refused() -> None:
+    decoder = make_decoder()
+    with pytest.raises(
+        EngineError, match=rf"kv_cache_bytes = \d+ holds {(LONGEST - 1) * 32} tokens .* {CONTEXT}"
+    ):
+        narrow(decoder, LONGEST - 1)
+    assert narrow(decoder, LONGEST).usage.num_blocks == LONGEST
+
+
+def test_preempted_requests_go_on_with_identical_output() -> None:
+    decoder = make_decoder()
+    asked = [request(n, c, max_tokens=150) for n, c in enumerate(prompts(8, low=60, high=90))]
+    expected = run(make_engine(decoder), *asked)
+    engine = narrow(decoder, LONGEST + 2)
+    answers = run(engine, *asked)
+    assert sum(answer.report.num_preemptions for answer in answers) > 5
+    assert all(answer.report.num_preemptions == 0 for answer in expected)
+    for wanted, answer in zip(expected, answers, strict=True):
+        assert answer.tokens.tolist() == wanted.tokens.tolist()
+        np.testing.assert_allclose(answer.model_logprobs, wanted.model_logprobs, atol=1e-5)
+    assert engine.usage.read_blocks == 0
+
+
+def test_in_deterministic_mode_no_bit_hangs_on_memory_or_company() -> None:
+    """Roomy, tight (preempted and recomputed) and one by one: the same bytes."""
+    decoder = make_decoder()
+    shared = np.arange(45, dtype=np.int32)
+    asked = [
+        request(n, np.concatenate([shared, c]), max_tokens=150)
+        for n, c in enumerate(prompts(5, low=10, high=60))
+    ]
+
+    def make(blocks: int) -> EmbeddedEngine:
+        return EmbeddedEngine(
+            decoder.config,
+            weights_of(decoder),
+            settings=EngineSection(
+                max_concurrency=8, kv_cache_bytes=budget(decoder, blocks), prefill_tokens=50
+            ),
+            max_context_tokens=CONTEXT,
+            sampling=SAMPLING,
+            exact=True,
+        )
+
+    expected = run(make(200), *asked)
+    tight = run(make(LONGEST + 2), *asked)
+    assert sum(answer.report.num_preemptions for answer in tight) > 1
+    alone = [run(make(200), each)[0] for each in asked]
+    for wanted, *others in zip(expected, tight, alone, strict=True):
+        for other in others:
+            assert other.tokens.tolist() == wanted.tokens.tolist()
+            assert other.model_logprobs.tobytes() == wanted.model_logprobs.tobytes()
+            assert other.behaviour_logprobs.tobytes() == wanted.behaviour_logprobs.tobytes()
+
+
+@pytest.mark.slow
+def test_ten_times_too_much_all_ends_with_a_reason_within_the_budget() -> None:
+    """2,000 requests of up to four times the limit, with memory for eight."""
+    decoder = make_decoder(num_layers=1)
+    engine = narrow(decoder, 2 * LONGEST, max_concurrency=64, prefill_tokens=512)
+    rng = np.random.default_rng(0)
+    wanted: dict[str, int] = {}
+    refused: list[tuple[int, str]] = []
+    answers: dict[str, Generation] = {}
+    waiting = list(range(2000))
+    while waiting or not engine.idle:
+        for number in waiting[:40]:
+            size = int(np.exp(rng.uniform(0, np.log(4 * CONTEXT))))
+            prompt = rng.integers(0, 60, size).astype(np.int32)
+            try:
+                engine.submit(request(number, prompt, max_tokens=int(rng.integers(1, 120))))
+            except EngineError as error:
+                refused.append((size, str(error)))
+            else:
+                wanted[f"{number}.0"] = size
+        del waiting[:40]
+        for answer in engine.step():
+            answers[answer.request_id] = answer
+        usage = engine.usage
+        assert usage.read_blocks + usage.kept_blocks <= usage.num_blocks
+        assert usage.reserved_bytes <= usage.budget_bytes
+    assert answers.keys() == wanted.keys()
+    assert len(refused) > 100
+    assert all(size >= CONTEXT and f"{size} tokens" in text for size, text in refused)
+    assert {answer.finish for answer in answers.values()} == {
+        FinishReason.MAX_TOKENS,
+        FinishReason.MAX_CONTEXT,
+    }
+    assert sum(answer.report.num_preemptions for answer in answers.values()) > 20
+    assert engine.usage.read_blocks == 0
+    assert engine.usage.evictions > 100
+
+
+def test_the_largest_batch_shrinks_as_contexts_grow() -> None:
+    decoder = make_decoder()
+    engine = narrow(decoder, LONGEST + 8, max_concurrency=16)
+    for number, prompt in enumerate(prompts(16, low=20, high=30)):
+        engine.submit(request(number, prompt, max_tokens=200))
+    sizes = []
+    while not engine.idle:
+        engine.step()
+        sizes.append(len(engine._by_row))
+    assert sizes[0] > 10
+    assert min(sizes[60:160]) < 5
+
+
+WORDS = [np.full(32, 1, np.int32), np.arange(20, dtype=np.int32), np.full(45, 7, np.int32)]
+
+
+@pytest.mark.slow
+@given(
+    rounds=st.lists(
+        st.lists(
+            st.tuples(st.lists(st.sampled_from(range(3)), min_size=1, max_size=4), st.integers(0, 2)),
+            min_size=1,
+            max_size=6,
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    blocks=st.integers(LONGEST, LONGEST + 12),
+    publish=st.sets(st.integers(0, 4)),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_stale_or_wrong_block_is_ever_used(
+    rounds: list[list[tuple[list[int], int]]], blocks: int, publish: set[int]
+) -> None:
+    """Shared, diverging and nearly equal prefixes, under pressure and publishes, against computing everything anew."""
+    decoders = [make_decoder(seed) for seed in range(6)]
+    engine = narrow(decoders[0], blocks, prefill_tokens=64, max_concurrency=5)
+    serving = 0
+    for place, asked in enumerate(rounds):
+        contexts: list[NDArray[np.int32]] = []
+        for number, (words, token) in enumerate(asked):
+            context = np.concatenate([WORDS[word] for word in words])
+            context[-1] = token
+            contexts.append(context)
+            engine.submit(request(number, context, max_tokens=6, request_id=f"{place}.{number}"))
+        if place in publish:
+            # In the middle of things: what has sampled goes on, the rest begins again.
+            early = {a.request_id: a for _ in range(2) for a in engine.step()}
+            serving += 1
+            engine.publish(weights_of(decoders[serving]), serving)
+        else:
+            early = {}
+        answers = early | drain(engine)
+        for number, context in enumerate(contexts):
+            answer = answers[f"{place}.{number}"]
+            if len(answer.versions) > 1:
+                continue
+            decoder = decoders[answer.versions[0].policy_version]
+            whole = np.concatenate([context, answer.tokens])
+            expected = plain_logprobs(decoder, whole, len(answer.tokens))
+            np.testing.assert_allclose(answer.model_logprobs, expected, atol=1e-5)
