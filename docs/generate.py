@@ -241,6 +241,7 @@ def _metrics() -> str:
     ]
     titles = {
         "rollout": "Rollout",
+        "engine": "Engine",
         "gate": "Gate",
         "learn": "Learning",
         "replay": "Replay",

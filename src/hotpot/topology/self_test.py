@@ -68,19 +68,17 @@ def run_self_test(
     the publishes, so that the run's own, ``engine``, keeps its versions.
     """
     told, sampling = recipe.run.self_test_tolerance, frozen_sampling(recipe)
-    remote = isinstance(engine, RemoteEngine)
     served = engine.info().precision if isinstance(engine, RemoteEngine) else "float32"
-    rounding = told or (0.0 if learner.exact and not remote else _tolerance(served))
-    tolerance = told or max(SELF_TEST_TOLERANCE[learner.precision] if rounding else 0.0, rounding)
+    tolerance = told or max(_tolerance(learner), _rounding(served) if served != "float32" else 0.0)
     agreed = check_agreement(learner, batch, policy_version=policy_version, tolerance=tolerance)
     problem = check_masks(batch) or agreed.problem
     incremental = NOT_MEASURED
     if not problem:
+        rounding = told or (tolerance if learner.exact else _rounding(served))
         training = sampling[Purpose.TRAINING]
         with spare_engine(recipe, learner.policy(), engine) as spare:
             problem = check_publish(spare, learner, batch.collected[0], sampling=training, tolerance=rounding)
-            if not problem and not remote:
-                # Behind HTTP it would load a server's weights twice more.
+            if not problem:
                 incremental = measure_incremental(
                     spare,
                     learner.weights(),
@@ -105,7 +103,12 @@ def run_self_test(
     }
 
 
-def _tolerance(precision: str) -> float:
+def _tolerance(learner: Learner) -> float:
+    """Return what is taken for rounding where the recipe says nothing; in the exact arithmetic nothing is."""
+    return 0.0 if learner.exact else SELF_TEST_TOLERANCE[learner.precision]
+
+
+def _rounding(precision: str) -> float:
     """Return what an engine's log-probabilities may differ by where it computes in ``precision``."""
     return SELF_TEST_TOLERANCE["float32" if precision == "float32" else "bfloat16"]
 
