@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded import EmbeddedEngine, exact_passes
-from hotpot.engine.embedded import engine as engine_module
+from hotpot.engine.embedded import budget as budget_module
 from hotpot.errors import EngineError, HotpotError
 from hotpot.models import Decoder, DecoderConfig, use_threads
 from hotpot.types import Generation, GenerationRequest, Purpose, SampleKey, SamplingParams
@@ -158,7 +158,7 @@ def test_a_next_step_on_kept_keys_is_what_a_cold_engine_says(decoder, alone) -> 
 @pytest.mark.parametrize("piece", [50, 2048])
 def test_a_beginning_that_all_share_is_read_once_and_changes_no_bit(decoder, piece: int, monkeypatch) -> None:
     find, found_common = exact_passes._common, []
-    monkeypatch.setattr(engine_module, "_SHARED_BYTES", 1)
+    monkeypatch.setattr(budget_module, "_SHARED_BYTES", 1)
     monkeypatch.setattr(
         exact_passes, "_common", lambda blocks: found_common.append(find(blocks)) or found_common[-1]
     )

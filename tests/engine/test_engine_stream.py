@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from hotpot.engine.embedded.attention import OneQuery, StreamAttention
+from hotpot.engine.embedded.flights import Flight
 from hotpot.engine.embedded.forward import _wide, forward, rotary_table
-from hotpot.engine.embedded.rows import Flight, RowTable
+from hotpot.engine.embedded.rows import RowTable
 from hotpot.engine.embedded.store import BlockStore, block_bytes
 from hotpot.engine.embedded.stream import plan_stream
 from hotpot.engine.embedded.weights import PackedWeights

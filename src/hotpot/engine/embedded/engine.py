@@ -19,7 +19,6 @@ blocks back, waits, and goes on where it was.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,13 +26,14 @@ from numpy.typing import NDArray
 
 from hotpot.config.sections import EngineSection
 from hotpot.engine.embedded.blocks import BLOCK_TOKENS
+from hotpot.engine.embedded.budget import MemoryUsage, make_memory, usage_of
 from hotpot.engine.embedded.exact import with_exact_logprobs
-from hotpot.engine.embedded.memory import ContextMemory, Placement, num_blocks_of
+from hotpot.engine.embedded.flights import DEVICE, NAME, PRECISION, Flight
+from hotpot.engine.embedded.memory import Placement
 from hotpot.engine.embedded.passes import make_passes
-from hotpot.engine.embedded.rows import Flight, RowTable
+from hotpot.engine.embedded.rows import RowTable
 from hotpot.engine.embedded.sampler import sample
 from hotpot.engine.embedded.scheduler import Scheduler
-from hotpot.engine.embedded.store import BlockStore, block_bytes
 from hotpot.engine.embedded.stream import Stream, plan_stream
 from hotpot.engine.gate import RequestGate
 from hotpot.errors import EngineError
@@ -41,34 +41,12 @@ from hotpot.models import DecoderConfig, Policy, Weights
 from hotpot.timeline import Timeline
 from hotpot.types import (
     EngineInfo,
-    EngineReport,
-    FinishReason,
     Generation,
     GenerationRequest,
     PublishReport,
     Purpose,
     SamplingParams,
-    VersionSpan,
 )
-
-_NAME, _PRECISION, _DEVICE = "embedded", "float32", "cpu"
-_SHARED_BYTES = 128 * 1024
-"""Of one layer's keys and values: from here on a beginning that others read is read with them and not copied. Below it the
-extra product in attention costs more than it saves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUsage:
-    """How the memory for keys and values is used: bytes allowed and reserved; blocks there are, read by running requests, kept
-    for later ones; blocks taken from those kept, so far.
-    """
-
-    budget_bytes: int
-    reserved_bytes: int
-    num_blocks: int
-    read_blocks: int
-    kept_blocks: int
-    evictions: int
 
 
 class EmbeddedEngine:
@@ -125,7 +103,7 @@ class EmbeddedEngine:
             vocab_size=config.vocab_size,
             track_seen=any(p.repetition_penalty != 1 for p in sampling.values()),
         )
-        self._memory = self._make_memory()
+        self._memory = make_memory(self._passes, settings, max_context_tokens, root=self._root)
         self._scheduler = Scheduler(num_rows=rows, admit_share=settings.admit_share)
         self._flights: dict[str, Flight] = {}
         self._by_row: dict[int, Flight] = {}
@@ -200,9 +178,9 @@ class EmbeddedEngine:
         """Return what the engine serves right now, and its limits."""
         self._check_open()
         return EngineInfo(
-            engine=_NAME,
-            precision=_PRECISION,
-            device=_DEVICE,
+            engine=NAME,
+            precision=PRECISION,
+            device=DEVICE,
             num_threads=torch.get_num_threads(),
             policy_version=self._version,
             checksum=self._checksum,
@@ -218,15 +196,7 @@ class EmbeddedEngine:
     @property
     def usage(self) -> MemoryUsage:
         """How the memory for keys and values is used right now."""
-        pool = self._memory.pool
-        return MemoryUsage(
-            budget_bytes=self._settings.kv_cache_bytes,
-            reserved_bytes=self._passes.store.num_bytes,
-            num_blocks=pool.num_blocks,
-            read_blocks=pool.num_read,
-            kept_blocks=pool.num_idle,
-            evictions=pool.evictions,
-        )
+        return usage_of(self._memory.pool, self._passes.store, self._settings.kv_cache_bytes)
 
     def close(self) -> None:
         """Give the weights and the cache back; requests in flight are never answered."""
@@ -247,31 +217,7 @@ class EmbeddedEngine:
     @property
     def _root(self) -> str:
         """All that keys and values depend on besides the tokens."""
-        return f"{self._version} {self._checksum} {_PRECISION} {_DEVICE}"
-
-    def _make_memory(self) -> ContextMemory:
-        """Return tables over as many blocks as the budget holds, and make the store for them."""
-        passes, settings = self._passes, self._settings
-        rows, longest = settings.max_concurrency, num_blocks_of(self._max_context)
-        size = block_bytes(passes.shapes)
-        # What remembers nothing needs no memory: blocks are a formality then.
-        count = settings.kv_cache_bytes // size if size else rows * longest
-        if count < longest:
-            raise EngineError(
-                f"engine.kv_cache_bytes = {settings.kv_cache_bytes} holds {count * BLOCK_TOKENS} tokens of keys and values, "
-                f"and one context may have {self._max_context}: give at least {longest * size}, or lower "
-                "rollout.max_context_tokens"
-            )
-        passes.store = BlockStore(passes.shapes, count)
-        layer = size // max(len(passes.shapes), 1)
-        return ContextMemory(
-            num_rows=rows,
-            num_blocks=count,
-            max_tokens=self._max_context,
-            share_from=max(2, _SHARED_BYTES // max(layer, 1)),
-            root=self._root,
-            remembers=passes.remembers,
-        )
+        return f"{self._version} {self._checksum} {PRECISION} {DEVICE}"
 
     def _begin(self, session_id: str, known: set[str]) -> None:
         """Let a session that is new to an idle engine find nothing."""
@@ -397,46 +343,14 @@ class EmbeddedEngine:
         )
 
     def _close_span(self, flight: Flight) -> None:
-        """Note that the serving weights sampled what ``flight`` has sampled since its last span."""
-        spans = flight.spans
-        length = int(self._rows.count[flight.row]) - sum(span.length for span in spans)
-        if length and spans and spans[-1].policy_version == self._version:
-            length += spans.pop().length
-        if length:
-            spans.append(VersionSpan(policy_version=self._version, checksum=self._checksum, length=length))
+        flight.close_span(int(self._rows.count[flight.row]), self._version, self._checksum)
 
     def _finish(self, row: int) -> Generation:
         flight, done = self._by_row[row], self._rows.sampled(row)
-        request, count, tokens = flight.request, len(done.tokens), done.tokens
         self._close_span(flight)
         self._memory.seal(row, self._rows.context(row), int(self._rows.cached[row]))
         self._leave(row)
-        self._scheduler.finish(request.request_id)
-        del self._flights[request.request_id]
-        if int(tokens[-1]) in request.stop_tokens:
-            finish = FinishReason.STOP
-        elif count == request.max_tokens:
-            finish = FinishReason.MAX_TOKENS
-        else:
-            finish = FinishReason.MAX_CONTEXT
-        now = time.perf_counter()
-        admitted_s = now if flight.admitted_s is None else flight.admitted_s
-        return Generation(
-            request_id=request.request_id,
-            tokens=tokens,
-            behaviour_logprobs=done.behaviour,
-            model_logprobs=done.model,
-            finish=finish,
-            versions=tuple(flight.spans),
-            report=EngineReport(
-                engine=_NAME,
-                precision=_PRECISION,
-                device=_DEVICE,
-                num_threads=torch.get_num_threads(),
-                sampling=request.sampling,
-                reused_tokens=flight.reused,
-                queue_s=admitted_s - flight.submitted_s,
-                generate_s=now - admitted_s,
-                num_preemptions=flight.preemptions,
-            ),
-        )
+        name = flight.request.request_id
+        self._scheduler.finish(name)
+        del self._flights[name]
+        return flight.answer(done, now_s=time.perf_counter(), num_threads=torch.get_num_threads())

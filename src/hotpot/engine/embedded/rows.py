@@ -8,51 +8,14 @@ token is not yet computed. A request that was preempted goes on where it was: it
 the numbers that will sample the next ones are the same.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 from numpy.typing import NDArray
 
+from hotpot.engine.embedded.flights import Flight, Progress
 from hotpot.engine.randomness import uniforms
-from hotpot.types import GenerationRequest, SampleKey, VersionSpan
+from hotpot.types import SampleKey
 
 _CHUNK = 64
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Progress:
-    """What a request has sampled so far: ``tokens`` int32 ``[m]``, log-probabilities float32 ``[m]`` of both kinds."""
-
-    tokens: NDArray[np.int32]
-    behaviour: NDArray[np.float32]
-    model: NDArray[np.float32]
-
-
-NOTHING = Progress(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A request in the engine, with what has to be said of it at the end. Times in seconds of one monotonic clock.
-
-    ``row``: -1 while it waits. ``sampled``: what it had when it was preempted last. ``reused``: of its prompt, when it was
-    admitted first.
-    """
-
-    request: GenerationRequest
-    submitted_s: float
-    row: int = -1
-    admitted_s: float | None = None
-    reused: int = 0
-    preemptions: int = 0
-    sampled: Progress = NOTHING
-    spans: list[VersionSpan] = field(default_factory=list)
-
-    @property
-    def context(self) -> NDArray[np.int32]:
-        """Prompt and sampled tokens, int32 ``[n]``; of a request that runs: as it was when it was placed."""
-        prompt = self.request.prompt
-        return np.concatenate([prompt, self.sampled.tokens]) if len(self.sampled.tokens) else prompt
 
 
 class RowTable:
