@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from hotpot.engine.embedded.attention import OneQuery, StreamAttention
+import hotpot.engine.embedded.attention as attention_module
+from hotpot.engine.embedded.attention import BlocksInPlace, CopiedBlocks, StreamAttention
 from hotpot.engine.embedded.flights import Flight
 from hotpot.engine.embedded.forward import _wide, forward, rotary_table
 from hotpot.engine.embedded.rows import RowTable
@@ -106,9 +107,14 @@ SLOT_SETS = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("slots", SLOT_SETS.values(), ids=SLOT_SETS)
-@pytest.mark.parametrize("spread", [2, 8], ids=["in place", "gathered"])
-def test_every_pass_gives_the_decoders_logits(shape: str, slots: list[int], spread: int) -> None:
+@pytest.mark.parametrize(
+    ("copied", "spread"), [(0, 2), (0, 8), (1 << 30, 2)], ids=["in place", "chosen", "copied"]
+)
+def test_every_pass_gives_the_decoders_logits(
+    shape: str, slots: list[int], spread: int, copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts in pieces, then pieces beside single tokens, then single tokens only; ragged throughout."""
+    monkeypatch.setattr(attention_module, "_COPIED_BYTES", copied)
     decoder = make_decoder(**SHAPES[shape])
     weights = PackedWeights(decoder.config)
     weights.fill(dict(decoder.named_parameters()))
@@ -191,20 +197,21 @@ def test_blocks_that_rows_have_in_common_give_what_they_give_one_by_one(kv_heads
     """Three levels: all rows read the first blocks, halves of them the next, the rest is their own; in place and not."""
     store = BlockStore([(kv_heads, 8)], 40)
     store.keys[0].normal_(), store.values[0].normal_()
-    rows = np.arange(6)
     own = np.arange(6, 18).reshape(6, 2)
     for first in (np.array([3, 4]), np.array([30, 20])):
         halves = np.array([[2], [2], [2], [5], [5], [5]])
         table = np.concatenate([np.tile(first, (6, 1)), halves, own], axis=1)
         positions = np.array([96, 101, 127, 128, 150, 159])
         q = torch.randn(6, 4, 8)
-        together = OneQuery(store, table, rows, positions)
+        together = BlocksInPlace(store, table, positions)
         assert len(together._runs) == 3
         found = together(0, q)
-        for row in rows:
-            alone = OneQuery(store, table[[row]], np.zeros(1, np.int64), positions[[row]])
+        for row in range(6):
+            alone = BlocksInPlace(store, table[[row]], positions[[row]])
             assert not alone._runs
             torch.testing.assert_close(found[[row]], alone(0, q[[row]]), atol=1e-6, rtol=1e-5)
+            copied = CopiedBlocks(store, table[[row]], positions[[row]])
+            torch.testing.assert_close(found[[row]], copied(0, q[[row]]), atol=1e-6, rtol=1e-5)
             keys, values = store.gather(0, torch.from_numpy(table[[row]]))
             expected = F.scaled_dot_product_attention(
                 q[row][None, :, None],

@@ -11,9 +11,10 @@ Owns the shapes attention takes here. Knows no weights and no requests::
 
 Keys and values of the whole stream are written first, so that a token sees itself and its own piece.
 
-With one query a row the time goes into reading keys and values, so they are read where they lie: the query of a block's
+With one query a row the time goes into reading keys and values. While they are few, copies of each row's blocks are one call
+(``CopiedBlocks``). From ``_COPIED_BYTES`` a layer on they are read where they lie (``BlocksInPlace``): the query of a block's
 reader goes to the block, each block gives a softmax of its own, and the parts of a row are merged by their greatest scores and
-sums (online softmax, arXiv:1805.02867). Blocks that several rows read are read once for all of them.
+sums (online softmax, arXiv:1805.02867). Blocks that several rows read are then read once for all of them.
 """
 
 import numpy as np
@@ -29,6 +30,9 @@ from hotpot.engine.embedded.stream import Stream
 Ints = NDArray[np.int64]
 Part = tuple[Tensor, Tensor, Tensor]
 """Of E entries: greatest score and sum of exponentials float ``[E, heads]``, weighted values float ``[E, heads, head_dim]``."""
+
+_COPIED_BYTES = 2 * 1024 * 1024
+"""Keys and values of one layer, padded: up to here copying them costs less than the further calls that avoid it."""
 
 
 class StreamAttention:
@@ -69,13 +73,45 @@ class OneQuery:
     """One query a row: ``rows`` int64 ``[B]``, ``positions`` int64 ``[B]`` of their queries."""
 
     def __init__(self, store: BlockStore, table: Ints, rows: Ints, positions: Ints) -> None:
-        self._store, self._count = store, len(rows)
-        if not self._count:
+        self._way: CopiedBlocks | BlocksInPlace | None = None
+        if not len(rows):
             return
+        width = int(positions.max()) // BLOCK_TOKENS + 1
+        if len(rows) * width * store.layer_bytes <= _COPIED_BYTES:
+            self._way = CopiedBlocks(store, table[rows, :width], positions)
+        else:
+            self._way = BlocksInPlace(store, table[rows], positions)
+
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        """Return what ``q`` float ``[B, num_heads, head_dim]`` attends to: float ``[B, num_heads * head_dim]``."""
+        return q.flatten(1) if self._way is None else self._way(layer, q)
+
+
+class CopiedBlocks:
+    """One query a row over copies of its blocks, ``table`` int64 ``[B, n]``, padded to the longest."""
+
+    def __init__(self, store: BlockStore, table: Ints, positions: Ints) -> None:
+        self._store, self._table = store, torch.from_numpy(table)
+        hidden = torch.arange(table.shape[1] * BLOCK_TOKENS) > torch.from_numpy(positions)[:, None]
+        self._mask = _hide(hidden)[:, None, None]
+
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        """See :meth:`OneQuery.__call__`."""
+        keys, values = self._store.gather(layer, self._table)
+        # Query heads of one key/value head are rows of one product.
+        grouped = q.view(len(q), keys.shape[1], -1, q.shape[-1])
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask).view(len(q), -1)
+
+
+class BlocksInPlace:
+    """One query a row over its blocks where they lie, ``table`` int64 ``[B, n]``."""
+
+    def __init__(self, store: BlockStore, table: Ints, positions: Ints) -> None:
+        self._store, self._count = store, len(table)
         counts = positions // BLOCK_TOKENS + 1
         owner = np.repeat(np.arange(self._count), counts)
         column = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        blocks = table[rows[owner], column]
+        blocks = table[owner, column]
         filled = np.minimum(positions[owner] + 1 - column * BLOCK_TOKENS, BLOCK_TOKENS)
         common = np.bincount(blocks)[blocks] > 1
         self._runs = _common_runs(owner[common], blocks[common]) if common.any() else []
@@ -119,10 +155,8 @@ class OneQuery:
         self._ranked = torch.from_numpy(owner * self._width + rank)
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
-        """Return what ``q`` float ``[B, num_heads, head_dim]`` attends to: float ``[B, num_heads * head_dim]``."""
+        """See :meth:`OneQuery.__call__`."""
         count, heads, dim = q.shape
-        if not count:
-            return q.new_zeros(0, heads * dim)
         keys, values = self._store.keys[layer], self._store.values[layer]
         q = (q * dim**-0.5).view(count, len(keys), heads // len(keys), dim)
         parts = [self._of_own(q, keys, values)] if len(self._owner) else []

@@ -83,11 +83,10 @@ class ContextMemory:
 
         The last token is always left to compute: its logits are needed.
         """
-        digests = self.index.digests(tokens) if self._remembers else []
         found = self.index.find(tokens, len(tokens) - 1) if self._remembers else Found((), None, 0)
-        following = digests[len(found.nodes)] if digests else None
-        if following in self._leaders:
-            return Wait(self._leaders[following])
+        digests = self.index.digests(tokens, found) if self._remembers else []
+        if digests and digests[0] in self._leaders:
+            return Wait(self._leaders[digests[0]])
         needed, in_place = num_blocks_of(len(tokens)), self._in_place(found)
         takes_over = self._takes_over(found)
         pinned = [node.block for node in found.nodes] + ([] if found.part is None else [found.part])
@@ -112,7 +111,7 @@ class ContextMemory:
         self.count[row] = len(blocks)
         self._nodes[row] = list(found.nodes) if self._remembers else None
         if found.num_tokens < len(tokens) - 1:
-            self._lead(row, digests[len(found.nodes) :])
+            self._lead(row, digests)
         return Placement(reused=found.num_tokens, copies=tuple(copies))
 
     def grow(self, row: int) -> bool:

@@ -79,13 +79,15 @@ class PrefixIndex:
     def __contains__(self, block: int) -> bool:
         return block in self._entries
 
-    def digests(self, tokens: Tokens) -> list[Digest]:
-        """Return the chained hash after each whole block of ``tokens`` int32 ``[n]``, and after the rest if there is one."""
-        found, digest = [], self.root.digest
-        for start in range(0, len(tokens), BLOCK_TOKENS):
+    def digests(self, tokens: Tokens, found: Found) -> list[Digest]:
+        """Return the chained hash after each block of ``tokens`` int32 ``[n]`` that is not among those ``found``, the last one
+        complete or not.
+        """
+        hashes, digest = [], found.nodes[-1].digest if found.nodes else self.root.digest
+        for start in range(len(found.nodes) * BLOCK_TOKENS, len(tokens), BLOCK_TOKENS):
             digest = self._chain(digest, tokens[start : start + BLOCK_TOKENS].tobytes())
-            found.append(digest)
-        return found
+            hashes.append(digest)
+        return hashes
 
     def find(self, tokens: Tokens, most: int) -> Found:
         """Return what is held of the first ``most`` of ``tokens`` int32 ``[n]``."""

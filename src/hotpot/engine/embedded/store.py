@@ -25,10 +25,11 @@ def block_bytes(shapes: list[Shape]) -> int:
 
 
 class BlockStore:
-    """Keys and values of ``num_blocks`` blocks over layers of ``shapes``."""
+    """Keys and values of ``num_blocks`` blocks over layers of ``shapes``. ``layer_bytes``: of a block in its largest layer."""
 
     def __init__(self, shapes: list[Shape], num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.layer_bytes = max((block_bytes([shape]) for shape in shapes), default=0)
         self.keys = [_zeros(heads, num_blocks, dim) for heads, dim in shapes]
         self.values = [_zeros(heads, num_blocks, dim) for heads, dim in shapes]
 
