@@ -8,9 +8,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 import hotpot.engine.embedded.attention as attention_module
+import hotpot.engine.embedded.forward as forward_module
 from hotpot.engine.embedded.attention import BlocksInPlace, CopiedBlocks, StreamAttention
 from hotpot.engine.embedded.flights import Flight
-from hotpot.engine.embedded.forward import _wide, forward, rotary_table
+from hotpot.engine.embedded.forward import _product, _wide, forward, rotary_table
 from hotpot.engine.embedded.rows import RowTable
 from hotpot.engine.embedded.store import BlockStore, block_bytes
 from hotpot.engine.embedded.stream import plan_stream
@@ -222,8 +223,31 @@ def test_blocks_that_rows_have_in_common_give_what_they_give_one_by_one(kv_heads
             torch.testing.assert_close(found[row], expected.reshape(-1), atol=1e-6, rtol=1e-5)
 
 
-def test_a_wide_product_in_pieces_is_the_product() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_large_products_give_the_decoders_logits(
+    shape: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward_module, "_LARGE", 1)
+    monkeypatch.setattr(forward_module, "_WIDE", 1)
+    monkeypatch.setattr(forward_module, "_PIECE", 7)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        test_every_pass_gives_the_decoders_logits(shape, [0, 3, 4], 2, 0, monkeypatch)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_large_product_is_the_product_however_it_is_done(threads: int) -> None:
     weight = torch.randn(5000, 210)
-    for rows in (1, 64, 65):
-        x = torch.randn(rows, 210)
-        torch.testing.assert_close(_wide(x, weight), x @ weight.t())
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows in (1, 64, 65):
+            x = torch.randn(rows, 210)
+            torch.testing.assert_close(_wide(x, weight), x @ weight.t())
+            torch.testing.assert_close(_product(x, weight), x @ weight.t())
+    finally:
+        torch.set_num_threads(before)
