@@ -76,8 +76,8 @@ def _wide(x: Tensor, weight: Tensor) -> Tensor:
     if len(x) > _FEW_ROWS or weight.numel() < _WIDE:
         return F.linear(x, weight)
     whole, rest = divmod(len(weight), _PIECE)
-    pieces = weight[: whole * _PIECE].view(whole, _PIECE, -1).transpose(1, 2)
-    out = torch.bmm(x.expand(whole, -1, -1), pieces).transpose(0, 1).reshape(len(x), -1)
+    pieces = weight[: whole * _PIECE].view(whole, _PIECE, x.shape[1]).transpose(1, 2)
+    out = torch.bmm(x.expand(whole, -1, -1), pieces).transpose(0, 1).reshape(len(x), whole * _PIECE)
     return torch.cat([out, F.linear(x, weight[-rest:])], dim=1) if rest else out
 
 
