@@ -1,5 +1,9 @@
 """A budget far too small for what is asked: everything ends with a reason, nothing is over budget, nothing else changes."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -195,3 +199,30 @@ def test_no_stale_or_wrong_block_is_ever_used(
             whole = np.concatenate([context, answer.tokens])
             expected = plain_logprobs(decoder, whole, len(answer.tokens))
             np.testing.assert_allclose(answer.model_logprobs, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_process_takes_no_more_memory_than_the_budget() -> None:
+    """By the kernel's count: three times more keys and values than a process may keep, and one that may keep all."""
+    mib = 1 << 20
+
+    def taken(budget: int) -> dict[str, int]:
+        worker = Path(__file__).with_name("engine_memory_worker.py")
+        done = subprocess.run(
+            [sys.executable, str(worker), str(budget)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+        found: dict[str, int] = json.loads(done.stdout)
+        return found
+
+    tight, roomy = taken(300), taken(2000)
+    assert tight["answered"] == roomy["answered"] == 120
+    assert tight["needed"] > 900 * mib
+    assert tight["evictions"] > 0 == roomy["evictions"]
+    # Beside keys and values a pass has its own tensors: the same in both.
+    beside = roomy["grown"] - roomy["needed"]
+    assert tight["grown"] < 300 * mib + max(beside, 0) + 150 * mib
+    assert roomy["grown"] > tight["grown"] + 400 * mib
