@@ -287,8 +287,6 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "rollout/sampled_steps": lambda r: len(r["steps"]),
     "rollout/greedy_share": lambda r: mean([s.temperature == 0 for s in training(r["steps"])]),
     "rollout/precisions": lambda r: 1,
-    "rollout/reused_share": lambda r: sum(s.reused_tokens for s in r["steps"])
-    / sum(s.context_tokens for s in r["steps"]),
     **{
         name: lambda r, name=name: max(of_gauge(r, name))  # type: ignore[misc]
         for name in (

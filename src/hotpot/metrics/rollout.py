@@ -29,7 +29,7 @@ _SPEED = (
         "Tokens the model sampled in training per second of wall time between the first start and the last end in the cut.",
         "sum(num_sampled_tokens)", _WALL_S, mask=_TRAINING,
         healthy="steady over the run",
-        remedy="Raise engine.max_concurrency or rollout.tasks_per_batch; look at rollout/reused_share for the prefix cache.",
+        remedy="Raise engine.max_concurrency or rollout.tasks_per_batch; look at engine/prefix_hit_share for the prefix cache.",
     ),
     define(
         "rollout/generate_s_per_step", "steps", "seconds",
@@ -147,13 +147,6 @@ _SAMPLING = (
         "count(DISTINCT (engine, precision))", "1", mask=_TRAINING, more_cuts=SAMPLING_CUTS,
         healthy="exactly 1",
         remedy="Do not mix replicas of different precision: bring them to one.",
-    ),
-    define(
-        "rollout/reused_share", "steps", "share",
-        "Share of context tokens that the engine did not have to compute again (prefix cache, incremental prefill).",
-        "sum(reused_tokens)", "sum(context_tokens)",
-        healthy="above 0.5 over several steps",
-        remedy="Something changes the prefix: cut by prompt_version, and count segments per trajectory.",
     ),
 )  # fmt: skip
 

@@ -116,7 +116,7 @@ _TIME = (
     ),
     _share(
         "generate_share", "generate_s", "Share of an update's wall time in generation.",
-        "half to four fifths", "Raise engine.max_concurrency; see rollout/reused_share.",
+        "half to four fifths", "Raise engine.max_concurrency; see engine/prefix_hit_share.",
     ),
     _share(
         "environment_share", "environment_s", "Share of an update's wall time in environments and rendering.",
