@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from numpy.typing import NDArray
 
 from hotpot.engine.embedded.blocks import BLOCK_TOKENS as B
@@ -282,4 +288,12 @@ class Interleavings(RuleBasedStateMachine):
 
 
 TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestInterleavings.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_interleavings() -> None:
+    run_state_machine_as_test(
+        Interleavings, settings=settings(max_examples=250, stateful_step_count=50, deadline=None)
+    )
