@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -98,6 +99,93 @@ def test_in_deterministic_mode_no_bit_hangs_on_memory_or_company() -> None:
             assert other.tokens.tolist() == wanted.tokens.tolist()
             assert other.model_logprobs.tobytes() == wanted.model_logprobs.tobytes()
             assert other.behaviour_logprobs.tobytes() == wanted.behaviour_logprobs.tobytes()
+
+
+def tokens(seed: int, count: int) -> NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, 50, count).astype(np.int32)
+
+
+def test_a_kept_part_of_a_block_does_not_take_the_last_block_there_is() -> None:
+    decoder = make_decoder()
+    engine = narrow(decoder, LONGEST)
+    run(engine, request(0, tokens(0, 10), max_tokens=3))
+    # Begins like what is kept, and needs every block.
+    prompt = tokens(1, CONTEXT - 3)
+    prompt[:5] = tokens(0, 10)[:5]
+    engine.submit(request(1, prompt, max_tokens=3))
+    assert len(drain(engine, 40)["1.0"].tokens) == 3
+
+
+def test_two_that_compute_the_same_unknown_to_each_other_both_end() -> None:
+    """One copied its beginning, which is evicted while it is computed; the other begins it anew."""
+    decoder = make_decoder()
+    engine = narrow(decoder, 37, prefill_tokens=1, admit_share=0.01)
+    start = tokens(0, 96)
+    engine.submit(request(0, np.concatenate([start, tokens(1, 2)]), max_tokens=3))
+    while not engine._generates.any():
+        engine.step()
+    whole = np.concatenate([start, tokens(2, 290)])
+    engine.submit(request(1, whole, max_tokens=5))
+    engine.step()
+    for number in range(10, 14):
+        engine.submit(request(number, tokens(number, 1), max_tokens=180))
+    while any(name.startswith("1") and name != "1.0" for name in engine._flights):
+        engine.step()
+    assert engine._memory.index.find(whole, 96).num_tokens == 0
+    engine.submit(request(3, whole, max_tokens=5))
+    engine.submit(request(4, tokens(77, 5), max_tokens=3))
+    answers = drain(engine, 600)
+    assert {name: len(answer.tokens) for name, answer in answers.items()} == {"1.0": 5, "3.0": 5, "4.0": 3}
+
+
+def test_who_waited_for_a_beginning_does_not_wait_for_the_room_of_another() -> None:
+    engine = narrow(make_decoder(), 13, admit_share=0.01)
+    engine.submit(request(0, tokens(9, 3), max_tokens=150))
+    engine.step()
+    shared = tokens(1, 40)
+    engine.submit(request(1, shared, max_tokens=150))
+    engine.submit(request(2, shared, max_tokens=3))
+    engine.submit(request(3, tokens(3, 380), max_tokens=2))
+    assert [answer.request_id for _ in range(6) for answer in engine.step()] == ["2.0"]
+    assert len(drain(engine, 400)) == 3
+
+
+def make_broken_by_token_59() -> Decoder:
+    """Token 59 alone has values that are not finite."""
+    decoder = make_decoder(tie_embeddings=False)
+    with torch.no_grad():
+        decoder.embed_tokens.weight[:, 0] = 0.0
+        decoder.embed_tokens.weight[59] = 0.0
+        decoder.embed_tokens.weight[59, 0] = 10.0
+        decoder.get_parameter("layers.0.self_attn.v_proj.weight")[:, 0] = 3e38
+    return decoder
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_values_that_are_not_finite_reach_nobody_else(order: tuple[int, ...]) -> None:
+    engine = make_engine(make_broken_by_token_59())
+    contexts = [np.append(tokens(0, 3), np.int32(59)), tokens(1, 5), tokens(2, 70)]
+    for number in order:
+        engine.submit(request(number, contexts[number], max_tokens=1))
+    with pytest.raises(EngineError, match=r"for 1 requests, \['0\.0'\] among them"):
+        engine.step()
+    assert sorted(drain(engine, 10)) == ["1.0", "2.0"]
+
+
+@pytest.mark.parametrize("size", [20, 40, 70])
+def test_what_broken_weights_began_is_gone_when_sound_ones_are_published(size: int) -> None:
+    engine = make_engine(make_broken_by_token_59(), prefill_tokens=16)
+    engine.submit(request(0, np.full(size, 59, np.int32)))
+    engine.step()
+    sound = make_decoder(1, tie_embeddings=False)
+    engine.publish(weights_of(sound), 1)
+    prompt = tokens(5, 33)
+    answers = drain(engine, 20) | {a.request_id: a for a in run(engine, request(1, prompt))}
+    assert sorted(answers) == ["0.0", "1.0"]
+    expected = plain_logprobs(sound, np.concatenate([prompt, answers["1.0"].tokens]), 9)
+    np.testing.assert_allclose(answers["1.0"].model_logprobs, expected, atol=1e-5)
+    store = engine._passes.store
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in (*store.keys, *store.values))
 
 
 @pytest.mark.slow

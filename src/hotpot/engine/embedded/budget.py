@@ -39,8 +39,8 @@ def make_memory(
     Raises :class:`EngineError` where one context of ``max_context_tokens`` does not fit.
     """
     longest, size = num_blocks_of(max_context_tokens), block_bytes(passes.shapes)
-    # What remembers nothing needs no memory: blocks are a formality then.
-    count = settings.kv_cache_bytes // size if size else settings.max_concurrency * longest
+    # What remembers nothing needs no memory: blocks are a formality then, and there are enough for every row to grow.
+    count = settings.kv_cache_bytes // size if size else settings.max_concurrency * (longest + 1)
     if count < longest:
         raise EngineError(
             f"engine.kv_cache_bytes = {settings.kv_cache_bytes} holds {count * BLOCK_TOKENS} tokens of keys and values, and "

@@ -12,7 +12,7 @@ Knows no messages, episodes or files. One thread at a time may call it.
 Invariants: weights change only between steps, whole, and each sampled token is reported under the version that sampled
 it. A context that is not complete at a publish is begun again. A request that generates goes on with the keys and values that
 the old weights computed for its earlier tokens (computing them again would change what the sampled ones were conditioned
-on); nobody else reads these. A request reuses only what the weights serving now computed, and only after comparing the tokens.
+on), unless it had to wait in between; nobody else reads these. A request reuses only what the weights serving now computed, and only after comparing the tokens.
 Keys and values never take more than ``kv_cache_bytes``: where a block is missing the request that was started last gives its
 blocks back, waits, and goes on where it was.
 """
@@ -62,7 +62,7 @@ class EmbeddedEngine:
     policy_version: version of ``weights``.
     exact: compute so that a request's bits hang on nothing but its own tokens and the weights, and are a learner's
         (:mod:`hotpot.models.exact`); one thread.
-    forgetful: whoever begins in an idle engine finds nothing of what ran before, so that the same sequence of calls gives the
+    forgetful: a session that is new to an idle engine finds nothing of what ran before, so that the same sequence of calls gives the
         same bits whatever came earlier; ``exact`` needs no such thing.
     """
 
@@ -142,9 +142,8 @@ class EmbeddedEngine:
         stream = plan_stream(rows, self._generating, list(self._prompts), self._settings.prefill_tokens)
         with self.clock.span("forward"):
             logits = self._forward(stream)
+        # Can be found by others once the context is complete, and what it computes is known to be sound.
         rows.cached[stream.piece_rows] += stream.piece_lengths
-        for row in stream.piece_rows.tolist():
-            self._memory.computed(row, rows.context(row), int(rows.cached[row]))
         return self._sample(stream.wanted_rows, logits) if stream.wanted.size else []
 
     def publish(self, weights: Weights, policy_version: int) -> PublishReport:
@@ -166,8 +165,9 @@ class EmbeddedEngine:
         self._passes.flip()
         self._version, self._checksum = policy_version, found
         self._memory.restart(self._root)
+        self._no_room = False
         nothing_sampled = np.flatnonzero(self._generates & (self._rows.count == 0)).tolist()
-        # The last first, so that they wait in the order they came.
+        # The last first, so that they wait in the order they came, each before those that waited for it.
         for row in sorted({*self._prompts, *nothing_sampled}, key=self._order, reverse=True):
             self._put_back(row)
         return PublishReport(
@@ -196,6 +196,7 @@ class EmbeddedEngine:
     @property
     def usage(self) -> MemoryUsage:
         """How the memory for keys and values is used right now."""
+        self._check_open()
         return usage_of(self._memory.pool, self._passes.store, self._settings.kv_cache_bytes)
 
     def close(self) -> None:
@@ -232,18 +233,21 @@ class EmbeddedEngine:
             return
         now = time.perf_counter()
         copies: list[tuple[int, int]] = []
-        while (head := self._scheduler.head) is not None:
-            flight, row = self._flights[head], self._scheduler.next_row()
-            placed = self._memory.place(row, flight.context, headroom=self._scheduler.num_running)
-            if isinstance(placed, Placement):
-                copies += placed.copies
-                self._start(flight, placed.reused, now)
-            elif placed.leader is not None:
-                self._scheduler.follow(self._by_row[placed.leader].request.request_id)
-            else:
-                self._no_room = True
-                break
-        self._passes.store.copy(copies)
+        try:
+            while (head := self._scheduler.head) is not None:
+                flight, row = self._flights[head], self._scheduler.next_row()
+                placed = self._memory.place(row, flight.context, headroom=self._scheduler.num_running)
+                if isinstance(placed, Placement):
+                    copies += placed.copies
+                    self._start(flight, placed.reused, now)
+                elif placed.leader is not None:
+                    self._scheduler.follow(self._by_row[placed.leader].request.request_id)
+                else:
+                    self._no_room = True
+                    break
+        finally:
+            # Rows that were placed count on them.
+            self._passes.store.copy(copies)
 
     def _start(self, flight: Flight, reused: int, now: float) -> None:
         _, row = self._scheduler.start()
@@ -274,13 +278,17 @@ class EmbeddedEngine:
         flight.sampled = self._rows.sampled(row)
         # Weights may be published before it goes on.
         self._close_span(flight)
-        self._memory.seal(row, self._rows.context(row), int(self._rows.cached[row]))
+        if row not in self._prompts:
+            self._memory.seal(row, self._rows.context(row), int(self._rows.cached[row]))
         self._leave(row)
         self._scheduler.preempt(flight.request.request_id)
 
     def _leave(self, row: int) -> None:
         """Take the request in ``row`` out of it, and give its blocks back."""
-        self._memory.release(row)
+        freed = self._memory.release(row)
+        if row in self._prompts:
+            # Whether what was computed here is finite nobody has seen yet.
+            self._passes.store.clear(freed)
         flight = self._by_row.pop(row)
         flight.row = -1
         self._prompts.pop(row, None)
@@ -317,6 +325,7 @@ class EmbeddedEngine:
             self._generates[row] = True
             self._memory.seal(row, rows.context(row), int(rows.cached[row]))
             self._scheduler.release(self._by_row[row].request.request_id)
+            self._no_room = False
         return [self._finish(row) for row in which[ended].tolist()]
 
     def _groups(self, which: NDArray[np.int64]) -> list[tuple[SamplingParams, NDArray[np.intp]]]:

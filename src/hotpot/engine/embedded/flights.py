@@ -32,7 +32,7 @@ class Flight:
     """A request in the engine, with what has to be said of it at the end. Times in seconds of one monotonic clock.
 
     ``row``: -1 while it waits. ``sampled``: what it had when it was preempted last. ``reused``: of its prompt, when it was
-    admitted first.
+    admitted last without having sampled.
     """
 
     request: GenerationRequest

@@ -87,6 +87,18 @@ class ContextMemory:
         digests = self.index.digests(tokens, found) if self._remembers else []
         if digests and digests[0] in self._leaders:
             return Wait(self._leaders[digests[0]])
+        placed = self._place(row, tokens, found, headroom)
+        if placed is None and found.part is not None:
+            # A part that is kept for nobody else takes a block that may be the last one missing.
+            placed = self._place(row, tokens, Found(found.nodes, None, 0), headroom)
+        if placed is None:
+            return Wait(None)
+        if placed.reused < len(tokens) - 1:
+            self._lead(row, digests)
+        return placed
+
+    def _place(self, row: int, tokens: Tokens, found: Found, headroom: int) -> Placement | None:
+        """Give ``row`` blocks for ``tokens``, of which ``found`` is known, or return None where they are not there."""
         needed, in_place = num_blocks_of(len(tokens)), self._in_place(found)
         takes_over = self._takes_over(found)
         pinned = [node.block for node in found.nodes] + ([] if found.part is None else [found.part])
@@ -95,7 +107,7 @@ class ContextMemory:
         if self.pool.available < needed - sum(in_place) - takes_over + headroom:
             for block in reversed(pinned):
                 self.pool.release(block, keep=True)
-            return Wait(None)
+            return None
         blocks: list[int] = []
         copies: list[tuple[int, int]] = []
         for block, kept in zip(pinned, [*in_place, takes_over], strict=False):
@@ -108,10 +120,10 @@ class ContextMemory:
             self.index.forget(pinned[-1])
         blocks += [self._take() for _ in range(needed - len(blocks))]
         self.table[row, : len(blocks)] = blocks
+        # Whoever reads beyond a row's end, to pad it, reads the row's own.
+        self.table[row, len(blocks) :] = blocks[-1]
         self.count[row] = len(blocks)
         self._nodes[row] = list(found.nodes) if self._remembers else None
-        if found.num_tokens < len(tokens) - 1:
-            self._lead(row, digests)
         return Placement(reused=found.num_tokens, copies=tuple(copies))
 
     def grow(self, row: int) -> bool:
@@ -119,7 +131,7 @@ class ContextMemory:
         block = self.pool.take()
         if block is None:
             return False
-        self.table[row, self.count[row]] = block
+        self.table[row, self.count[row] :] = block
         self.count[row] += 1
         return True
 
@@ -144,21 +156,23 @@ class ContextMemory:
             self.index.add(int(self.table[row, len(nodes)]), self._last(nodes), tokens[begin:upto])
         self._lead(row, [])
 
-    def release(self, row: int) -> None:
-        """Let go of the row's blocks; what can be found is kept while there is room."""
+    def release(self, row: int) -> list[int]:
+        """Let go of the row's blocks; what can be found is kept while there is room. Return those that are free now."""
         self._lead(row, [])
+        freed = []
         # The end first: of two blocks of one context the later one is of use to fewer.
         for block in self.table[row, : self.count[row]][::-1].tolist():
-            self.pool.release(block, keep=block in self.index)
+            kept = block in self.index
+            if self.pool.release(block, keep=kept) and not kept:
+                freed.append(block)
         self.count[row], self._nodes[row] = 0, None
+        return freed
 
     def discard(self, row: int) -> list[int]:
-        """Let go of the row's blocks and let none of them be found again; return those that nobody reads now."""
-        blocks = self.table[row, : self.count[row]].tolist()
-        for block in blocks:
+        """Let go of the row's blocks and let none of them be found again; return those that are free now."""
+        for block in self.table[row, : self.count[row]].tolist():
             self.index.forget(block)
-        self.release(row)
-        return [block for block in blocks if not self.pool.readers(block)]
+        return self.release(row)
 
     def restart(self, root: str) -> None:
         """Let nothing be found that is there now; what rows read they go on reading, and nobody else will."""
@@ -190,10 +204,13 @@ class ContextMemory:
 
     def _lead(self, row: int, digests: list[Digest]) -> None:
         for digest in self._led.pop(row, ()):
-            del self._leaders[digest]
+            # What another row computes too, since neither could know of the other, is that row's to announce.
+            if self._leaders.get(digest) == row:
+                del self._leaders[digest]
         if digests:
             self._led[row] = digests
-            self._leaders |= dict.fromkeys(digests, row)
+            for digest in digests:
+                self._leaders.setdefault(digest, row)
 
     def _last(self, nodes: list[Node]) -> Node:
         return nodes[-1] if nodes else self.index.root

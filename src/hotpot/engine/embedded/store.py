@@ -76,6 +76,8 @@ class BlockStore:
 
     def clear(self, blocks: list[int]) -> None:
         """Zero ``blocks``: NaN there would reach later readers even through a mask."""
+        if not blocks:
+            return
         for store in (*self.keys, *self.values):
             store[:, blocks] = 0.0
 
