@@ -190,7 +190,7 @@ def test_what_broken_weights_began_is_gone_when_sound_ones_are_published(size: i
 
 @pytest.mark.slow
 def test_ten_times_too_much_all_ends_with_a_reason_within_the_budget() -> None:
-    """2,000 requests of up to four times the limit, with memory for eight."""
+    """2,000 requests of up to four times the limit, 64 at once, with memory for two of the longest contexts."""
     decoder = make_decoder(num_layers=1)
     engine = narrow(decoder, 2 * LONGEST, max_concurrency=64, prefill_tokens=512)
     rng = np.random.default_rng(0)

@@ -21,7 +21,8 @@ class Engine(Protocol):
     - A request's tokens are a function of its prompt, stop tokens, limits, sampling parameters, key and the weights,
       up to rounding: products over a batch may round otherwise in other company, which moves log-probabilities in
       their last digits and, rarely, a token whose random number falls on a boundary. Bit for bit the same is only
-      what follows the same sequence of calls (submit, step, publish) on the same machine with as many threads.
+      what follows the same sequence of calls (submit, step, publish) on the same machine with as many threads, and
+      whatever the embedded engine computes in deterministic mode (:mod:`hotpot.models.exact`).
     - Sampling parameters are frozen per purpose when the engine is made; ``gate`` holds them and counts what it refused.
     - Weights change only between tokens, whole or not at all; each token's version and checksum are reported.
     """
