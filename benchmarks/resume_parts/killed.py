@@ -20,8 +20,9 @@ from hotpot.experience.crashpoints import arm, watch
 from hotpot.learner.checkpoint import read_manifest
 from hotpot.models import use_threads
 from hotpot.testing.coin import coin_environment
-from hotpot.topology import ingredients, train, warmstart
-from hotpot.topology.checkpoints import checkpoint_folder
+from hotpot.topology import train, warmstart
+from hotpot.topology.parts import ingredients
+from hotpot.topology.resume.checkpoints import checkpoint_folder
 
 TIMEOUT_S = 120.0
 """Longest life of one process."""

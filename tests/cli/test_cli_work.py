@@ -9,7 +9,7 @@ from small_runs import json_of, write_model_folder
 from hotpot import topology
 from hotpot.errors import EngineError
 from hotpot.testing.records import make_row
-from hotpot.topology.stopping import StopRequested
+from hotpot.topology.supervision.stopping import StopRequested
 from hotpot.types import EvaluationRow
 
 

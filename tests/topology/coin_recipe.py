@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hotpot.testing.coin import coin_environment
-from hotpot.topology import ingredients
+from hotpot.topology.parts import ingredients
 
 SETTINGS: dict[str, Any] = {
     "env": {"kind": "coin"},

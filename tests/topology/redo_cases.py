@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
 from hotpot.topology.redo import redo
+from hotpot.topology.resume.checkpoints import checkpoint_folder, list_checkpoints
 
 SHAPES = {
     "critic": (

@@ -6,7 +6,7 @@ import pytest
 
 from hotpot.experience.replay import Drawn, Peer
 from hotpot.testing.records import make_trajectory
-from hotpot.topology.batch import UpdateBatch
+from hotpot.topology.updates.batch import UpdateBatch
 from hotpot.types import EndReason, Trajectory
 
 

@@ -16,10 +16,12 @@ from hotpot.errors import RecipeError, RunFolderError
 from hotpot.experience import RunReader
 from hotpot.experience.crashpoints import arm
 from hotpot.learner.checkpoint import read_manifest
-from hotpot.topology import ingredients, roll_forward, train
-from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
-from hotpot.topology.rebuild import Comparison
-from hotpot.topology.run_state import read_run_state
+from hotpot.topology import train
+from hotpot.topology.parts import ingredients
+from hotpot.topology.resume import roll_forward
+from hotpot.topology.resume.checkpoints import checkpoint_folder, list_checkpoints
+from hotpot.topology.resume.rebuild import Comparison
+from hotpot.topology.resume.run_state import read_run_state
 
 COMMON = (
     "topology.updates=3", "checkpoint.every_updates=0", "learner.final_learning_rate_share=0.5", "engine.max_concurrency=5",

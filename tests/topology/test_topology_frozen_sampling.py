@@ -14,7 +14,7 @@ from hotpot.experience import RunReader, open_run
 from hotpot.testing.coin import CoinEnvironment
 from hotpot.testing.defaulting import DefaultingEngine, greedy_by_default
 from hotpot.topology import train, wiring
-from hotpot.topology.engines import make_engine
+from hotpot.topology.parts.engines import make_engine
 from hotpot.types import GenerationRequest, Purpose, SampleKey, SamplingParams
 
 SHORT = (

@@ -8,9 +8,9 @@ import pytest
 
 from hotpot.experience import RunReader
 from hotpot.models import load_decoder
-from hotpot.topology.engines import frozen_sampling, make_engine
+from hotpot.topology.checks.incremental import NUM_STEPS, IncrementalDifference, measure_incremental
 from hotpot.topology.halves import recorded_batches
-from hotpot.topology.incremental import NUM_STEPS, IncrementalDifference, measure_incremental
+from hotpot.topology.parts.engines import frozen_sampling, make_engine
 from hotpot.types import Purpose, Trajectory
 
 SHORT = (

@@ -17,8 +17,8 @@ from hotpot.learner import precision
 from hotpot.learner.checkpoint import read_manifest
 from hotpot.models import checksum, load_decoder
 from hotpot.topology import train
-from hotpot.topology.checkpoints import checkpoint_folder
 from hotpot.topology.redo import Changes, redo
+from hotpot.topology.resume.checkpoints import checkpoint_folder
 
 SHORT = (
     "topology.updates=2",

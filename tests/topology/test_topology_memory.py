@@ -12,7 +12,7 @@ from hotpot.experience import RunReader
 from hotpot.experience.crashpoints import arm
 from hotpot.learner.checkpoint import read_manifest
 from hotpot.learner.update.steps import UpdateSteps
-from hotpot.topology.checkpoints import checkpoint_folder
+from hotpot.topology.resume.checkpoints import checkpoint_folder
 
 pytestmark = pytest.mark.slow
 

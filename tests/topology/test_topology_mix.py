@@ -12,8 +12,9 @@ from hotpot.config import Recipe
 from hotpot.config.load import build_recipe
 from hotpot.experience import open_run
 from hotpot.metrics import metric, sql
-from hotpot.topology import ingredients, runs, train, wiring
-from hotpot.topology.outcomes import read_outcomes
+from hotpot.topology import runs, train, wiring
+from hotpot.topology.parts import ingredients
+from hotpot.topology.updates.outcomes import read_outcomes
 
 MIX = [
     {"name": "plain", "kind": "coin", "weight": 2.0},

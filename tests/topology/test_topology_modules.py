@@ -16,7 +16,7 @@ from hotpot.learner.imitation import imitate
 from hotpot.models import PolicyTokenizer, checksum, load_policy, save_model
 from hotpot.rollout import Dialect
 from hotpot.testing.modules import write_module
-from hotpot.topology.ingredients import model_files, read_mix
+from hotpot.topology.parts.ingredients import model_files, read_mix
 from hotpot.topology.redo import Changes, redo
 from hotpot.topology.warmstart import _demonstrations, _sequence
 

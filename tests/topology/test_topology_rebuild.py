@@ -10,9 +10,9 @@ from hotpot.errors import UsageError
 from hotpot.experience import RunReader
 from hotpot.learner import Learner
 from hotpot.models import checksum, load_decoder
-from hotpot.topology.checkpoints import checkpoint_folder
-from hotpot.topology.history import last_recipe
-from hotpot.topology.rebuild import compare, policy_checksums, rebuild_batch, recorded_update, relearn
+from hotpot.topology.resume.checkpoints import checkpoint_folder
+from hotpot.topology.resume.history import last_recipe
+from hotpot.topology.resume.rebuild import compare, policy_checksums, rebuild_batch, recorded_update, relearn
 
 
 def learner_of(folder) -> Learner:

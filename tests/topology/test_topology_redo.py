@@ -10,8 +10,8 @@ from redo_cases import SHAPES, everything, prove
 from hotpot.config.load import build_recipe
 from hotpot.errors import RecipeError, RunFolderError, UsageError
 from hotpot.topology import train
-from hotpot.topology.checkpoints import checkpoint_folder
 from hotpot.topology.redo import Changes, load_reward, redo
+from hotpot.topology.resume.checkpoints import checkpoint_folder
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hotpot.errors import RunFolderError, UsageError
 from hotpot.experience import RunReader
 from hotpot.testing.records import make_row
-from hotpot.topology.rebuild import recorded_update
 from hotpot.topology.redo import compare_rows
 from hotpot.topology.redo.findings import INPUTS, KERNELS, OUTCOMES, STEPS
 from hotpot.topology.redo.terms import Terms
 from hotpot.topology.redo.way import wanted_updates, way_to
+from hotpot.topology.resume.rebuild import recorded_update
 from hotpot.types import SCHEMA_VERSION, UpdateRow
 
 LAKES = Path(__file__).parents[1] / "data" / "lakes"

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotpot.testing.records import make_trajectory
-from hotpot.topology.outcomes import update_outcomes
-from hotpot.topology.refill import Refill
+from hotpot.topology.updates.outcomes import update_outcomes
+from hotpot.topology.updates.refill import Refill
 from hotpot.types import Trajectory
 
 

@@ -8,8 +8,8 @@ from hotpot.config.load import build_recipe
 from hotpot.errors import RecipeError
 from hotpot.experience import open_run
 from hotpot.topology import train
-from hotpot.topology.checkpoints import find_checkpoint, list_checkpoints
-from hotpot.topology.history import last_recipe
+from hotpot.topology.resume.checkpoints import find_checkpoint, list_checkpoints
+from hotpot.topology.resume.history import last_recipe
 
 SCHEDULE = ("learner.final_learning_rate_share=0.5", "topology.updates=3", "evaluation.every_updates=0")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hotpot.testing.records import make_row
-from hotpot.topology import roll_forward as module
+from hotpot.topology.resume import roll_forward as module
 from hotpot.types import UpdateRow
 
 

@@ -13,8 +13,8 @@ from hotpot.engine.embedded import EmbeddedEngine
 from hotpot.errors import SelfTestError
 from hotpot.experience import RunReader, sequences
 from hotpot.models import checksum
-from hotpot.topology import batch as batches
 from hotpot.topology import train, wiring
+from hotpot.topology.updates import batch as batches
 from hotpot.types import PublishReport, Purpose
 
 SHORT = ("topology.updates=1", "evaluation.num_tasks_final=2", "evaluation.every_updates=0")

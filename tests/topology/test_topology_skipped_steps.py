@@ -16,7 +16,7 @@ from hotpot.learner.faults.norm_watch import NormWatch
 from hotpot.learner.losses.policy_loss import LossStatistics
 from hotpot.learner.update import steps
 from hotpot.metrics import metric, sql
-from hotpot.topology.evidence import Evidence
+from hotpot.topology.updates.evidence import Evidence
 
 
 def read(path: Path) -> tuple[pa.Table, dict]:

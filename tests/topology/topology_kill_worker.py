@@ -18,7 +18,8 @@ from hotpot.cli.main import main
 from hotpot.experience import ExperienceStore, Ledger
 from hotpot.learner import Learner
 from hotpot.rollout import TaskSampler
-from hotpot.topology import checkpoints, intake
+from hotpot.topology.collecting import intake
+from hotpot.topology.resume import checkpoints
 from hotpot.topology.session import Session
 
 where, count, number = sys.argv[1].split(":") if sys.argv[1] != "never" else ("", "0", "0")

@@ -13,7 +13,7 @@ from hotpot.models import Decoder, Policy, PolicyTokenizer
 from hotpot.rollout import Dialect
 from hotpot.testing.toy_weights import ToyModel, number_of
 from hotpot.topology import wiring
-from hotpot.topology.engines import make_engine
+from hotpot.topology.parts.engines import make_engine
 
 
 def toy_model(folder: Path, vocab_size: int, max_context_tokens: int) -> ToyModel:

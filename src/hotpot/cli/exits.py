@@ -36,5 +36,5 @@ class HotpotGroup(TyperGroup):
 
 def _asked_to_stop(error: HotpotError) -> bool:
     """Say whether the operator ended the work; only a loaded topology can have raised that, so none is imported."""
-    stopping = sys.modules.get("hotpot.topology.stopping")
+    stopping = sys.modules.get("hotpot.topology.supervision.stopping")
     return stopping is not None and isinstance(error, stopping.StopRequested)

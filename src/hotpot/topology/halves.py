@@ -16,9 +16,9 @@ from typing import Any
 from hotpot.config import Recipe
 from hotpot.errors import RecipeError, RunFolderError
 from hotpot.experience import Lease, RunReader, from_table, read_trajectories
-from hotpot.topology.batch import UpdateBatch
-from hotpot.topology.history import known_versions
+from hotpot.topology.resume.history import known_versions
 from hotpot.topology.session import Session
+from hotpot.topology.updates.batch import UpdateBatch
 from hotpot.types import SCHEMA_VERSION, Purpose, Trajectory, VersionRow
 
 

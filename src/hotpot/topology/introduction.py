@@ -8,9 +8,9 @@ from typing import Any
 
 from hotpot.learner.precision import spelled
 from hotpot.models import checksum
-from hotpot.topology import rows
-from hotpot.topology.ingredients import Ingredients
+from hotpot.topology.parts.ingredients import Ingredients
 from hotpot.topology.session import Session
+from hotpot.topology.updates import rows
 
 
 def introduce(

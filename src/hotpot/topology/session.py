@@ -28,21 +28,21 @@ from hotpot.observability.gauges import ProcessGauges, gauge_rows
 from hotpot.observability.live import LiveView
 from hotpot.rollout import NOTHING, EpisodePlan, TaskSampler
 from hotpot.timeline import Timeline
-from hotpot.topology import rows
-from hotpot.topology.batch import UpdateBatch, learnable
-from hotpot.topology.checkpoints import write_checkpoint
-from hotpot.topology.departures import Departures
-from hotpot.topology.engines import Threads
-from hotpot.topology.evidence import Evidence, halving_events
-from hotpot.topology.history import History
-from hotpot.topology.ingredients import RunEnvironment
-from hotpot.topology.intake import Intake
-from hotpot.topology.outcomes import update_outcomes
-from hotpot.topology.rebuild import aliases
-from hotpot.topology.refill import Refill
-from hotpot.topology.run_state import RunState, made_of, surroundings
-from hotpot.topology.self_test import run_self_test
-from hotpot.topology.stopping import StopSignal
+from hotpot.topology.checks.self_test import run_self_test
+from hotpot.topology.collecting.departures import Departures
+from hotpot.topology.collecting.intake import Intake
+from hotpot.topology.parts.engines import Threads
+from hotpot.topology.parts.ingredients import RunEnvironment
+from hotpot.topology.resume.checkpoints import write_checkpoint
+from hotpot.topology.resume.history import History
+from hotpot.topology.resume.rebuild import aliases
+from hotpot.topology.resume.run_state import RunState, made_of, surroundings
+from hotpot.topology.supervision.stopping import StopSignal
+from hotpot.topology.updates import rows
+from hotpot.topology.updates.batch import UpdateBatch, learnable
+from hotpot.topology.updates.evidence import Evidence, halving_events
+from hotpot.topology.updates.outcomes import update_outcomes
+from hotpot.topology.updates.refill import Refill
 from hotpot.types import EvaluationRow, Purpose, Trajectory, UpdateRow
 
 

@@ -34,7 +34,7 @@ from hotpot.models import (
 )
 from hotpot.models.disk import check_new_folder, replace_folder
 from hotpot.rollout import Dialect, Mix
-from hotpot.topology.ingredients import model_files, read_mix, system_prompt
+from hotpot.topology.parts.ingredients import model_files, read_mix, system_prompt
 from hotpot.types import Message, Role, Split, ToolSpec
 
 TOKENIZER_EPISODES = 1000

@@ -25,26 +25,26 @@ from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
 from hotpot.timeline import Timeline
-from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
-from hotpot.topology.departures import Departures
-from hotpot.topology.engines import Threads, choose_threads, frozen_sampling, make_engine
+from hotpot.topology.collecting.departures import Departures
+from hotpot.topology.collecting.intake import Intake
 from hotpot.topology.halves import check_source, first_policy_version
-from hotpot.topology.history import History, changed_settings, last_recipe, read_history, write_recipe
-from hotpot.topology.ingredients import (
+from hotpot.topology.introduction import introduce
+from hotpot.topology.parts.engines import Threads, choose_threads, frozen_sampling, make_engine
+from hotpot.topology.parts.ingredients import (
     Ingredients,
     model_files,
     read_ingredients,
     read_reference,
     template_markup,
 )
-from hotpot.topology.intake import Intake
-from hotpot.topology.introduction import introduce
-from hotpot.topology.outcomes import read_outcomes
-from hotpot.topology.position import behind_the_marks
-from hotpot.topology.resuming import Resumption, Taking, check_same_experiment, take_up
-from hotpot.topology.run_state import RunState, made_of, surroundings
+from hotpot.topology.resume.checkpoints import checkpoint_folder, list_checkpoints
+from hotpot.topology.resume.history import History, changed_settings, last_recipe, read_history, write_recipe
+from hotpot.topology.resume.position import behind_the_marks
+from hotpot.topology.resume.resuming import Resumption, Taking, check_same_experiment, take_up
+from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.session import Progress, Session
-from hotpot.topology.stopping import StopSignal
+from hotpot.topology.supervision.stopping import StopSignal
+from hotpot.topology.updates.outcomes import read_outcomes
 from hotpot.types import Purpose, SamplingParams
 
 RESUMED, EVALUATING = "resumed", "opened_for_evaluation"

@@ -12,9 +12,9 @@ from hotpot.errors import ModelFilesError
 from hotpot.learner import Learner
 from hotpot.models import Implementation, Policy, PolicyTokenizer, checksum, load_policy
 from hotpot.rollout import Dialect
-from hotpot.topology.checkpoints import checkpoint_folder
-from hotpot.topology.ingredients import template_markup
+from hotpot.topology.parts.ingredients import template_markup
 from hotpot.topology.redo.terms import Terms
+from hotpot.topology.resume.checkpoints import checkpoint_folder
 
 
 class Learners:

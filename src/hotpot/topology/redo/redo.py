@@ -26,16 +26,16 @@ from hotpot.errors import ModelFilesError, UsageError
 from hotpot.experience import RunReader
 from hotpot.learner import Learner, UpdateResult
 from hotpot.models import keep_freed_memory, use_threads
-from hotpot.topology import rows
-from hotpot.topology.batch import UpdateBatch
-from hotpot.topology.checkpoints import checkpoint_folder, list_checkpoints
-from hotpot.topology.history import last_recipe
-from hotpot.topology.rebuild import policy_checksums, rebuild_batch, recorded_update, relearn
 from hotpot.topology.redo.findings import Findings, compare_rows
 from hotpot.topology.redo.learners import Learners, weights_checksum
 from hotpot.topology.redo.rewards import RewardFindings, RewardFunction, compare_rewards, rewarded
 from hotpot.topology.redo.terms import Terms
 from hotpot.topology.redo.way import Way, wanted_updates, way_to
+from hotpot.topology.resume.checkpoints import checkpoint_folder, list_checkpoints
+from hotpot.topology.resume.history import last_recipe
+from hotpot.topology.resume.rebuild import policy_checksums, rebuild_batch, recorded_update, relearn
+from hotpot.topology.updates import rows
+from hotpot.topology.updates.batch import UpdateBatch
 from hotpot.types import UpdateRow
 
 

@@ -19,7 +19,7 @@ from hotpot.errors import UsageError
 from hotpot.experience import RunReader, from_table, read_trajectories
 from hotpot.learner import UpdateResult
 from hotpot.models import PolicyTokenizer
-from hotpot.topology.batch import UpdateBatch
+from hotpot.topology.updates.batch import UpdateBatch
 from hotpot.types import GroupRow, LearnedTokensRow, StepRow, Trajectory
 from hotpot.versions import Version, package_version
 

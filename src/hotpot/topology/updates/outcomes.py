@@ -9,7 +9,7 @@ from typing import Any
 from hotpot.experience import RunReader
 from hotpot.learner.order import natural_key
 from hotpot.rollout import GroupOutcome, verdict_of
-from hotpot.topology.batch import learnable
+from hotpot.topology.updates.batch import learnable
 from hotpot.types import EndReason, GroupRow, Trajectory
 
 _GROUPS = f"""

@@ -14,7 +14,7 @@ import numpy as np
 from hotpot.ids import canonical_json
 from hotpot.learner import GroupStatistics, UpdateResult
 from hotpot.rollout import MixedEnvironment
-from hotpot.topology.batch import UpdateBatch
+from hotpot.topology.updates.batch import UpdateBatch
 from hotpot.types import (
     SCHEMA_VERSION,
     TABLES,

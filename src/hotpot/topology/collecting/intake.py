@@ -21,7 +21,7 @@ from hotpot.models import use_threads
 from hotpot.observability.live import LiveView
 from hotpot.rollout import NOTHING, EpisodePlan, Past, Rollout, same_experience
 from hotpot.timeline import Timeline
-from hotpot.topology.stopping import StopSignal
+from hotpot.topology.supervision.stopping import StopSignal
 from hotpot.types import Purpose, Trajectory
 
 CHUNK = 32
@@ -70,7 +70,7 @@ class Intake:
     def stream(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> Iterator[list[Trajectory]]:
         """Run ``plans`` and yield what the store accepted, chunk by chunk, in the order of finishing.
 
-        Raises :class:`hotpot.topology.stopping.StopRequested` at the next engine step after a signal.
+        Raises :class:`hotpot.topology.supervision.stopping.StopRequested` at the next engine step after a signal.
         """
         use_threads(self._num_threads)
         past = self.past if purpose is Purpose.TRAINING else NOTHING

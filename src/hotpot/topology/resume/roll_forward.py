@@ -18,7 +18,7 @@ from hotpot.experience import RunReader
 from hotpot.experience.crashpoints import reach
 from hotpot.learner import Learner
 from hotpot.models import checksum, use_threads
-from hotpot.topology.rebuild import compare, policy_checksums, rebuild_batch, relearn
+from hotpot.topology.resume.rebuild import compare, policy_checksums, rebuild_batch, relearn
 from hotpot.types import UpdateRow
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hotpot.learner import Member, group_advantages
-from hotpot.topology.batch import learnable
+from hotpot.topology.updates.batch import learnable
 from hotpot.types import Trajectory
 
 NO_TRAJECTORY = "no_trajectory"

@@ -20,7 +20,7 @@ from hotpot.ids import sha256_hex
 from hotpot.learner.checkpoint import read_manifest
 from hotpot.learner.precision import spelled
 from hotpot.models import arithmetic
-from hotpot.topology.ingredients import RunEnvironment
+from hotpot.topology.parts.ingredients import RunEnvironment
 from hotpot.types import SCHEMA_VERSION
 from hotpot.versions import Version, package_files
 

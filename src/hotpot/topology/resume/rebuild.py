@@ -22,7 +22,7 @@ from hotpot.errors import UsageError
 from hotpot.experience import RunReader, from_table, read_trajectories
 from hotpot.experience.replay import Drawn, Peer
 from hotpot.learner import Learner, UpdateResult, recorded_halving
-from hotpot.topology.batch import UpdateBatch, learnable
+from hotpot.topology.updates.batch import UpdateBatch, learnable
 from hotpot.types import ConsumptionRow, EndReason, Purpose, Split, Trajectory, UpdateRow
 
 REPLAYED = ("hot", "cold")

@@ -23,18 +23,18 @@ from hotpot.learner.checkpoint import read_manifest
 from hotpot.models import checksum, load_policy
 from hotpot.observability.changes import known_versions
 from hotpot.rollout import NOTHING, Past
-from hotpot.topology.checkpoints import (
+from hotpot.topology.parts.ingredients import Ingredients
+from hotpot.topology.resume.checkpoints import (
     LAST,
     checkpoint_folder,
     left_behind,
     list_checkpoints,
     write_checkpoint,
 )
-from hotpot.topology.history import History
-from hotpot.topology.ingredients import Ingredients
-from hotpot.topology.position import Position, behind_the_marks, is_barren, read_past, read_position
-from hotpot.topology.roll_forward import Rolled, on_the_way, roll_forward
-from hotpot.topology.run_state import ARITHMETIC, RunState, differences, read_run_state, versions_of
+from hotpot.topology.resume.history import History
+from hotpot.topology.resume.position import Position, behind_the_marks, is_barren, read_past, read_position
+from hotpot.topology.resume.roll_forward import Rolled, on_the_way, roll_forward
+from hotpot.topology.resume.run_state import ARITHMETIC, RunState, differences, read_run_state, versions_of
 from hotpot.types import UpdateRow
 from hotpot.versions import Version, diff
 

@@ -7,8 +7,8 @@
     an engine of the same kind ──► publish: changed weights change what it says, the same ones do not
                                ──► incremental: steps that reused what earlier ones computed, computed in one go
 
-Owns the checks of masks and agreement (pure) and the words on what differs; :mod:`hotpot.topology.publish_check` and
-:mod:`hotpot.topology.incremental` have the others. Each returns a problem in words, empty where there is none.
+Owns the checks of masks and agreement (pure) and the words on what differs; :mod:`hotpot.topology.checks.publish_check` and
+:mod:`hotpot.topology.checks.incremental` have the others. Each returns a problem in words, empty where there is none.
 
 What it can't see: an engine that goes wrong later (``updates.logprob_difference_max`` shows that), or a wrong reward.
 """
@@ -28,10 +28,10 @@ from hotpot.engine.remote import RemoteEngine
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Learner
 from hotpot.learner.scoring import Scored, score_sequences
-from hotpot.topology.batch import UpdateBatch, learnable
-from hotpot.topology.engines import frozen_sampling, spare_engine
-from hotpot.topology.incremental import NOT_MEASURED, measure_incremental
-from hotpot.topology.publish_check import check_publish
+from hotpot.topology.checks.incremental import NOT_MEASURED, measure_incremental
+from hotpot.topology.checks.publish_check import check_publish
+from hotpot.topology.parts.engines import frozen_sampling, spare_engine
+from hotpot.topology.updates.batch import UpdateBatch, learnable
 from hotpot.types import (
     Purpose,
     StepRow,

@@ -16,8 +16,8 @@ from hotpot.config import Recipe
 from hotpot.errors import RecipeError, RunFolderError
 from hotpot.experience import Redactor, RunReader, from_table, read_manifest
 from hotpot.observability.files import replace_text
-from hotpot.topology.checkpoints import find_checkpoint, list_checkpoints
-from hotpot.topology.intake import IntakeCounts
+from hotpot.topology.collecting.intake import IntakeCounts
+from hotpot.topology.resume.checkpoints import find_checkpoint, list_checkpoints
 from hotpot.types import EvaluationRow, UpdateRow
 
 RECIPE_NAME = "recipe.json"
@@ -48,7 +48,7 @@ def read_history(folder: Path, checkpoint: str | None = None) -> History:
 
     A run that ended before its first checkpoint has learned nothing yet and begins with the recipe's model. Raises
     :class:`RunFolderError` where the updates a checkpoint descends from are not in the lake, and as
-    :func:`hotpot.topology.checkpoints.find_checkpoint` does.
+    :func:`hotpot.topology.resume.checkpoints.find_checkpoint` does.
     """
     reader = RunReader.open(folder)
     recorded: list[UpdateRow] = from_table("updates", reader.table("updates"))

@@ -1,0 +1,1 @@
+"""What is tried once, before anything is learned from a set-up."""

@@ -1,0 +1,1 @@
+"""One update: what it learns from, when it has enough, and what is recorded of it."""
