@@ -5,6 +5,7 @@
 
 from hotpot.config.recipe import Recipe
 from hotpot.config.sections import (
+    ActorsSection,
     CheckpointSection,
     DebugSection,
     EngineSection,
@@ -15,6 +16,7 @@ from hotpot.config.sections import (
     ModelSection,
     OpenAIEngineSection,
     PromptSection,
+    QueueSection,
     ReplaySection,
     RolloutSection,
     RunSection,
@@ -22,6 +24,7 @@ from hotpot.config.sections import (
     SamplingSection,
     SamplingSettings,
     StoreSection,
+    SupervisionSection,
     TopologySection,
     VllmEngineSection,
     WarmstartSection,
@@ -29,6 +32,7 @@ from hotpot.config.sections import (
 )
 
 __all__ = [
+    "ActorsSection",
     "CheckpointSection",
     "DebugSection",
     "EngineSection",
@@ -39,6 +43,7 @@ __all__ = [
     "ModelSection",
     "OpenAIEngineSection",
     "PromptSection",
+    "QueueSection",
     "Recipe",
     "ReplaySection",
     "RolloutSection",
@@ -47,6 +52,7 @@ __all__ = [
     "SamplingSection",
     "SamplingSettings",
     "StoreSection",
+    "SupervisionSection",
     "TopologySection",
     "VllmEngineSection",
     "WarmstartSection",

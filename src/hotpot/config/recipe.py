@@ -13,9 +13,10 @@ from hotpot.config.sections.engines import AnyEngineSection, OpenAIEngineSection
 from hotpot.config.sections.learner import LearnerSection
 from hotpot.config.sections.models import ModelSection, WarmstartSection
 from hotpot.config.sections.rollout import EngineSection, EvaluationSection, RolloutSection, SamplingSection
-from hotpot.config.sections.run import CheckpointSection, DebugSection, RunSection, TopologySection
+from hotpot.config.sections.run import CheckpointSection, DebugSection, RunSection
 from hotpot.config.sections.store import GateSection, ReplaySection, StoreSection
 from hotpot.config.sections.tasks import EnvSection, MixEntry, PromptSection, TasksSection
+from hotpot.config.sections.topology import ActorsSection, QueueSection, SupervisionSection, TopologySection
 
 
 class Recipe(Section):
@@ -34,6 +35,9 @@ class Recipe(Section):
     engine: AnyEngineSection = EngineSection()
     learner: LearnerSection = LearnerSection()
     topology: TopologySection = TopologySection()
+    queue: QueueSection = QueueSection()
+    actors: ActorsSection = ActorsSection()
+    supervision: SupervisionSection = SupervisionSection()
     evaluation: EvaluationSection = EvaluationSection()
     store: StoreSection = StoreSection()
     gate: GateSection = GateSection()

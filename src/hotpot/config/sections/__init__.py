@@ -16,12 +16,14 @@ from hotpot.config.sections.rollout import (
     SamplingSection,
     SamplingSettings,
 )
-from hotpot.config.sections.run import CheckpointSection, DebugSection, RunSection, TopologySection
+from hotpot.config.sections.run import CheckpointSection, DebugSection, RunSection
 from hotpot.config.sections.store import GateSection, ReplaySection, S3Section, StoreSection, has_user_info
 from hotpot.config.sections.tasks import EnvSection, MixEntry, PoolWeights, PromptSection, TasksSection
+from hotpot.config.sections.topology import ActorsSection, QueueSection, SupervisionSection, TopologySection
 
 __all__ = [
     "MIN_SEGMENT_TOKENS",
+    "ActorsSection",
     "AnyEngineSection",
     "CheckpointSection",
     "DebugSection",
@@ -35,6 +37,7 @@ __all__ = [
     "OpenAIEngineSection",
     "PoolWeights",
     "PromptSection",
+    "QueueSection",
     "RemoteSection",
     "ReplaySection",
     "RolloutSection",
@@ -44,6 +47,7 @@ __all__ = [
     "SamplingSettings",
     "Section",
     "StoreSection",
+    "SupervisionSection",
     "TasksSection",
     "TopologySection",
     "VllmEngineSection",

@@ -1,4 +1,4 @@
-"""The run as a whole: its loop, its checkpoints, its halves."""
+"""The run as a whole: its seed, its checkpoints, its halves."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -33,17 +33,6 @@ class RunSection(Section):
     self_test_tolerance: PositiveFloat | None = None
     """Largest |learner - sampler| log-probability in nats that the self-test takes for rounding; unset is 0.001, where the
     learner computes in bfloat16 0.5, and in deterministic mode 0 where both promise the same bits."""
-
-
-class TopologySection(Section):
-    """Who waits for whom."""
-
-    kind: Literal["sync"] = "sync"
-    """``sync``: collect, learn, publish, in turn."""
-    updates: PositiveInt = 60
-    """Updates in the run."""
-    max_seconds: PositiveFloat | None = None
-    """Wall time after which no further update begins; the final evaluation still runs."""
 
 
 class CheckpointSection(Section):
