@@ -24,6 +24,7 @@ from hotpot.models import keep_freed_memory
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
+from hotpot.rollout.actors import InlineActors
 from hotpot.timeline import Timeline
 from hotpot.topology.collecting.departures import Departures
 from hotpot.topology.collecting.intake import Intake
@@ -269,6 +270,7 @@ def _rollout(
         attempts=store.ledger,
         redact=made.redactor.redact,
         timeline=timeline,
+        actors=InlineActors({one.member.name: one.environment.make for one in made.environments}),
         deterministic=recipe.run.deterministic,
     )
 
