@@ -5,7 +5,7 @@ from typing import Any
 
 from rollout_parts import DIALECTS, PROVENANCE, TOOL, call, make_plan, seen_by_engine
 
-from hotpot.config import RolloutSection
+from hotpot.config import ActorsSection, RolloutSection
 from hotpot.envs import Environment
 from hotpot.experience.gate.gate import check
 from hotpot.experience.gate.rules import Limits
@@ -26,7 +26,7 @@ class PlayedEpisode(Episode):
         self, plan: Any, *, make_environment: Callable[[], Environment], clock: Clock, **keywords: Any
     ) -> None:
         super().__init__(plan, clock=clock, **keywords)
-        self._actors = InlineActors({plan.environment: make_environment}, clock=clock)
+        self._actors = InlineActors({plan.environment: make_environment}, ActorsSection(), seconds=clock.now_s)
 
     def start(self) -> None:
         self._make(self.opening())

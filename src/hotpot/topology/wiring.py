@@ -270,7 +270,9 @@ def _rollout(
         attempts=store.ledger,
         redact=made.redactor.redact,
         timeline=timeline,
-        actors=InlineActors({one.member.name: one.environment.make for one in made.environments}),
+        actors=InlineActors(
+            {one.member.name: one.environment.make for one in made.environments}, recipe.actors
+        ),
         deterministic=recipe.run.deterministic,
     )
 

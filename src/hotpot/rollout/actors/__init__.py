@@ -1,6 +1,7 @@
 """Who calls environments: in the main loop, in threads, or in processes of their own.
 
-``calls`` what is asked and answered, and the protocol · ``inline`` in the main loop
+``calls`` what is asked and answered, and the protocol · ``seats`` one attempt's environment · ``roster`` who is there, and
+whose turn it is · ``inline`` calls made at once
 """
 
 from hotpot.rollout.actors.calls import Actors, ActorState, Call, CallKind, Reply

@@ -1,95 +1,103 @@
-"""Environments called where they are asked for, one after the other, in one thread.
+"""Calls made at once by whoever begins them: no threads, and an order that follows from the calls alone.
 
-An environment that hangs hangs the run, which a watchdog ends; threads and processes can do better. Invariant: replies
-come in the order of the calls, so a run repeats.
+Owns the open environments. An environment that hangs hangs the run; :class:`ThreadActors` and :class:`ProcessActors`
+are for those.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable
 
-from hotpot.envs import Environment
+from hotpot.config import ActorsSection
 from hotpot.errors import EnvironmentFailure
-from hotpot.rollout import boundary
 from hotpot.rollout.actors.calls import ActorState, Call, CallKind, Reply
-from hotpot.rollout.clock import Clock
-from hotpot.types import Observation, StepResult
+from hotpot.rollout.actors.roster import Roster
+from hotpot.rollout.actors.seats import Makers, Seat, failed
 
 
 class InlineActors:
-    """One actor a group. ``make`` has, by its name in the mix, what makes an environment."""
+    """Implements :class:`Actors` where :meth:`begin` is called.
+
+    Parameters
+    ----------
+    makers: what makes each environment, by its name in the mix.
+    seconds: the clock that calls are timed by.
+    """
 
     def __init__(
-        self,
-        make: Mapping[str, Callable[[], Environment]],
-        groups: Sequence[str] = ("group-0",),
-        *,
-        clock: Clock | None = None,
+        self, makers: Makers, settings: ActorsSection, *, seconds: Callable[[], float] = time.monotonic
     ) -> None:
-        self._make, self._clock = dict(make), clock or Clock()
-        self._actors = {group: f"actor-{index}" for index, group in enumerate(groups)}
-        self._progress = dict.fromkeys(self._actors.values(), 0)
-        self._open: dict[str, Environment] = {}
+        self._makers = makers
+        self._seconds = seconds
+        self._roster = Roster(settings)
+        self._progress = {actor: 0 for actor, _ in self._roster}
+        self._seats: dict[str, Seat] = {}
         self._replies: list[Reply] = []
+        self._untaken: set[str] = set()
 
     def begin(self, call: Call) -> None:
-        """Make the call; its reply waits for :meth:`ready`."""
-        began_s = self._clock.now_s()
-        answer: Observation | StepResult | None = None
-        failure = None
-        try:
-            answer = self._make_call(call)
-        except EnvironmentFailure as error:
-            failure = error
-        self._progress[call.actor_id] = self._progress.get(call.actor_id, 0) + 1
-        self._replies.append(
-            Reply(
-                kind=call.kind,
-                attempt_id=call.attempt_id,
-                seconds=self._clock.now_s() - began_s,
-                observation=answer if isinstance(answer, Observation) else None,
-                result=answer if isinstance(answer, StepResult) else None,
-                failure=failure,
-            )
-        )
-
-    def _make_call(self, call: Call) -> Observation | StepResult | None:
+        """Make the call; what came of it waits for :meth:`ready`. Raises ValueError for an attempt opened twice."""
+        if call.kind is CallKind.OPEN and call.attempt_id in self._seats:
+            raise ValueError(f"attempt {call.attempt_id} is open already; close it first")
+        seat = self._seats.get(call.attempt_id)
+        gone = self._roster.gone(call.actor_id)
         if call.kind is CallKind.CLOSE:
-            if (environment := self._open.pop(call.attempt_id, None)) is not None:
-                boundary.close(environment)
-            return None
-        if call.kind is CallKind.OPEN and call.task is not None:
-            environment = self._open[call.attempt_id] = boundary.make(self._make[call.environment])
-            return boundary.reset(environment, call.task, call.seed)
-        if call.kind is CallKind.STEP and call.action is not None:
-            return boundary.step(self._open[call.attempt_id], call.action)
-        raise ValueError(f"call {call.kind} of {call.attempt_id} lacks its task or action")
+            self._forget(call.attempt_id)
+        else:
+            self._untaken.add(call.attempt_id)
+            if gone is not None:
+                self._replies.append(failed(call, gone))
+                return
+        if seat is None:
+            seat = Seat(call.actor_id)
+            if call.kind is CallKind.OPEN:
+                self._seats[call.attempt_id] = seat
+        self._replies.append(seat.perform(call, self._makers, self._seconds))
+        if gone is None:
+            self._progress[call.actor_id] += 1
 
-    def ready(self, timeout_s: float) -> list[Reply]:
-        """Return the replies that are there. Nothing is ever under way, so there is nothing to wait for."""
-        del timeout_s
-        found, self._replies = self._replies, []
-        return found
+    def ready(self, timeout_s: float) -> list[Reply]:  # noqa: ARG002 (what is not there will not come by waiting)
+        """Return the replies to all calls begun since, in their order."""
+        replies, self._replies, self._untaken = self._replies, [], set()
+        return replies
 
     def assign(self, group: str) -> str:
-        """Return the group's actor."""
-        return self._actors[group]
+        """Return the actor of ``group`` whose turn it is."""
+        return self._roster.deal(group)
 
     def states(self) -> list[ActorState]:
-        """Return how each actor stands; calls have always ended."""
+        """Return how each actor stands: none has ever a call under way."""
         return [
             ActorState(
                 actor_id=actor, actor_group=group, progress=self._progress[actor], calls=0, since_s=None
             )
-            for group, actor in self._actors.items()
+            for actor, group in self._roster
         ]
 
     def replace(self, actor_id: str, reason: str) -> str:
-        """Refuse: there is nothing of its own to end."""
-        raise EnvironmentFailure(
-            f"{actor_id} runs in the main loop and can't be replaced ({reason}); set actors.kind = 'threads' or 'processes'"
-        )
+        """Close the environments of an actor and go on under a fresh id."""
+        fresh = self._roster.replace(actor_id, reason)
+        self._close([name for name, seat in self._seats.items() if seat.actor_id == actor_id])
+        del self._progress[actor_id]
+        self._progress[fresh] = 0
+        return fresh
 
     def close(self) -> None:
-        """Close the environments that are open."""
-        for environment in self._open.values():
-            boundary.close(environment)
-        self._open.clear()
+        """Close what is open; that an environment can't be closed is no one's concern any more."""
+        self._close(list(self._seats))
+        self._replies.clear()
+
+    def _forget(self, attempt: str) -> None:
+        """Drop the reply that ``attempt`` has not taken, and leave its seat to whoever closes it."""
+        self._seats.pop(attempt, None)
+        if attempt in self._untaken:
+            self._untaken.discard(attempt)
+            self._replies = [
+                one for one in self._replies if one.attempt_id != attempt or one.kind is CallKind.CLOSE
+            ]
+
+    def _close(self, attempts: list[str]) -> None:
+        for attempt in attempts:
+            try:
+                self._seats.pop(attempt).close()
+            except EnvironmentFailure:
+                continue
