@@ -36,8 +36,8 @@ from hotpot.topology.parts.ingredients import (
     model_files,
     read_ingredients,
     read_reference,
-    template_markup,
 )
+from hotpot.topology.parts.learners import make_learner
 from hotpot.topology.resume.checkpoints import checkpoint_folder, list_checkpoints
 from hotpot.topology.resume.history import History, changed_settings, last_recipe, read_history, write_recipe
 from hotpot.topology.resume.position import behind_the_marks
@@ -75,7 +75,7 @@ def wire(
     made = read_ingredients(recipe, model=history.source, first=first)
     taking = _taking(folder, recipe, checkpoint) if resume == RESUMED else None
     accepted = check_same_experiment(taking, made, history.source) if taking is not None else []
-    learner = _learner(recipe, made, history)
+    learner = make_learner(recipe, made, history.source)
     source_run = recipe.debug.source_run if resume != EVALUATING else None
     if source_run is not None:
         check_source(source_run, recipe)
@@ -190,7 +190,11 @@ def _take_up(
         learner.save(into, model_files(made.tokenizer, made.dialect), state.to_json())
 
     found = take_up(
-        replace(taking, here=here), history, store.ledger, lambda: _learner(taking.told, then, history), keep
+        replace(taking, here=here),
+        history,
+        store.ledger,
+        lambda: make_learner(taking.told, then, history.source),
+        keep,
     )
     return replace(found, why=(*accepted, *found.why))
 
@@ -217,23 +221,6 @@ def _open_store(
         resume=resume,
         timeline=timeline,
     )
-
-
-def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
-    """Return the learner, with the state of the checkpoint if there is one."""
-    learner = Learner(
-        made.decoder,
-        recipe.learner,
-        total_updates=recipe.topology.updates,
-        seed=recipe.run.seed,
-        temperature=recipe.sampling.training.temperature or 1.0,
-        reference=made.reference,
-        markup=template_markup(made.tokenizer, made.dialect),
-        exact=recipe.run.deterministic,
-    )
-    if history.source is not None:
-        learner.load(history.source)
-    return learner
 
 
 def _rollout(
