@@ -26,7 +26,9 @@ class PlayedEpisode(Episode):
         self, plan: Any, *, make_environment: Callable[[], Environment], clock: Clock, **keywords: Any
     ) -> None:
         super().__init__(plan, clock=clock, **keywords)
-        self._actors = InlineActors({plan.environment: make_environment}, ActorsSection(), seconds=clock.now_s)
+        self._actors = InlineActors(
+            {plan.environment: make_environment}, ActorsSection(), seconds=clock.now_s
+        )
 
     def start(self) -> None:
         self._make(self.opening())
