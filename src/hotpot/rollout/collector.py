@@ -185,6 +185,29 @@ class Rollout:
         for work in self._collections:
             self._hand_out(work)
 
+    @property
+    def free_places(self) -> int:
+        """Episodes that may begin now."""
+        return self._occupied.capacity - sum(self._occupied.episodes.values())
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the engine."""
+        return len(self._flights)
+
+    def let_through(self, work: Collection, environment: str) -> str | None:
+        """Put one waiting try of a held ``environment`` on the ledger, to begin next; return its attempt, None where none
+        waits.
+        """
+        found = next((one for one in work.waiting if one.plan.environment == environment), None)
+        if found is None:
+            return None
+        work.waiting.remove(found)
+        with self._timeline.span("store"):
+            self._attempts.lease([found.lease(work.purpose)])
+        work.leased.append(found)
+        return found.attempt_id
+
     def check_deadline(self) -> None:
         """Raise :class:`EngineError` where a request is out for longer than the deadline."""
         for request_id, (

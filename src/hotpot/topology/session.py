@@ -26,15 +26,18 @@ from hotpot.learner import Learner, NonFiniteError, UpdateResult
 from hotpot.models import Weights, use_threads
 from hotpot.observability.gauges import ProcessGauges, gauge_rows
 from hotpot.observability.live import LiveView
-from hotpot.rollout import NOTHING, EpisodePlan, TaskSampler
+from hotpot.rollout import NOTHING, EpisodePlan, Rollout, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology.checks.self_test import run_self_test
 from hotpot.topology.collecting.departures import Departures
 from hotpot.topology.collecting.intake import Intake
+from hotpot.topology.collecting.queue import Discard
+from hotpot.topology.learning.protocol import Learning
 from hotpot.topology.parts.engines import Threads
 from hotpot.topology.parts.ingredients import RunEnvironment
 from hotpot.topology.resume.checkpoints import write_checkpoint
 from hotpot.topology.resume.history import History
+from hotpot.topology.resume.left import NOTHING_LEFT, Left
 from hotpot.topology.resume.rebuild import aliases
 from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.supervision.stopping import StopSignal
@@ -73,6 +76,7 @@ class Session:
         model_files: Mapping[str, bytes],
         store: ExperienceStore,
         engine: Engine,
+        rollout: Rollout,
         intake: Intake,
         sampler: TaskSampler,
         learner: Learner,
@@ -86,10 +90,14 @@ class Session:
         threads: Threads,
         progress: Progress,
         history: History,
+        make_learning: Callable[[], Learning],
+        left: Left = NOTHING_LEFT,
     ) -> None:
         self.recipe, self.run_id, self.folder = recipe, run_id, folder
         self.environments, self._model_files = tuple(environments), model_files
-        self.store, self.engine, self.intake, self.sampler = store, engine, intake, sampler
+        self.store, self.engine, self.rollout = store, engine, rollout
+        self.intake, self.sampler = intake, sampler
+        self.make_learning, self.left = make_learning, left
         self.learner, self.evaluators, self.replay = learner, evaluators, replay
         self.departures = departures
         self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
@@ -102,6 +110,7 @@ class Session:
         self.evaluations: list[EvaluationRow] = list(history.evaluations)
         self._saved_update = None if history.source is None else history.update
         self.save: Save | None = learner.save
+        self.watched: Callable[[], Mapping[str, float]] = dict
         self._tested = not recipe.run.self_test
         self._started_us = 0
         self._checksum = engine.info().checksum
@@ -154,14 +163,21 @@ class Session:
         events = [("refill", {"update": update, **refill.report()})] if refills else []
         return UpdateBatch(update=update, collected=collected, events=events)
 
-    def draw(self, batch: UpdateBatch) -> UpdateBatch:
-        """Return ``batch`` with what replay draws beside what was collected, if it is on."""
+    def discard(self, discards: Sequence[Discard]) -> None:
+        """Put on the ledger and on the record which finished trajectories are not learned from, and why."""
+        if discards:
+            with self.timeline.span("store"):
+                self.store.discard([rows.discard_row(self.run_id, self.progress.update, one) for one in discards])
+
+    def draw(self, batch: UpdateBatch, *, missing: int = 0) -> UpdateBatch:
+        """Return ``batch`` with what replay draws beside what was collected, if it is on; ``missing`` trajectories more than
+        the recipe's share."""
         own = aliases(batch.collected, policy_version=self.progress.policy_version, checksum=self._checksum)
         batch = replace(batch, aliases=own)
         if self.replay is None:
             return batch
         with self.timeline.span("replay"):
-            draw = self.replay.draw(batch.update, num_fresh=len(learnable(batch.collected)))
+            draw = self.replay.draw(batch.update, num_fresh=len(learnable(batch.collected)), missing=missing)
         return replace(batch, drawn=draw.items, events=[*batch.events, *draw.events])
 
     def ready(self, batch: UpdateBatch) -> None:
@@ -410,7 +426,7 @@ class Session:
                 env_version=self._env_versions,
                 engine_queue_depth=self.intake.queue_depth(),
                 experience_backlog=self.store.backlog(),
-                others={**self.intake.losses(), **self.departures.gauges()},
+                others={**self.intake.losses(), **self.departures.gauges(), **self.watched()},
             )
         )
 

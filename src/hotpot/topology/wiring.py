@@ -24,7 +24,12 @@ from hotpot.models import keep_freed_memory
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
-from hotpot.rollout.actors import InlineActors
+from hotpot.rollout.actors import Actors, InlineActors, ThreadActors
+from hotpot.rollout.collection import Places, even_places
+from hotpot.topology.collecting.groups import episodes_per_task
+from hotpot.topology.learning.inline import InlineLearning
+from hotpot.topology.learning.process import LearnerProcess
+from hotpot.topology.learning.protocol import Learning
 from hotpot.timeline import Timeline
 from hotpot.topology.collecting.departures import Departures
 from hotpot.topology.collecting.intake import Intake
@@ -101,10 +106,11 @@ def wire(
         engine = make_engine(recipe, learner.policy(), sampling, version)
         stack.callback(engine.close)
         rollout = _rollout(recipe, made, engine, sampling, store, run_id, timeline)
+        stack.callback(rollout.close)
         sampler = TaskSampler(
             made.mix,
             seed=recipe.run.seed,
-            samples_per_task=recipe.rollout.samples_per_task,
+            samples_per_task=episodes_per_task(recipe.rollout.samples_per_task, recipe.actors.over_issue),
             next_issue=position.next_issue,
             advance=lambda issue: store.ledger.reach("issue", issue),
             num_holdout=max(recipe.evaluation.num_tasks, recipe.evaluation.num_tasks_final),
@@ -125,6 +131,7 @@ def wire(
             model_files=model_files(made.tokenizer, made.dialect),
             store=store,
             engine=engine,
+            rollout=rollout,
             intake=intake,
             sampler=sampler,
             learner=learner,
@@ -140,6 +147,8 @@ def wire(
                 policy_version=version, update=history.update, done=done, next_update=position.next_update
             ),
             history=history,
+            make_learning=partial(_learning, recipe, learner, folder, threads, history.update),
+            left=resumption.left,
         )
         more = (
             {**({"changed": taking.changed} if taking.changed else {}), **resumption.detail()}
@@ -257,11 +266,45 @@ def _rollout(
         attempts=store.ledger,
         redact=made.redactor.redact,
         timeline=timeline,
-        actors=InlineActors(
-            {one.member.name: one.environment.make for one in made.environments}, recipe.actors
-        ),
+        actors=_actors(recipe, made),
+        places=_places(recipe),
         deterministic=recipe.run.deterministic,
     )
+
+
+def _learning(recipe: Recipe, learner: Learner, folder: Path, threads: Threads, update: int) -> Learning:
+    """Return whoever learns in an asynchronous topology, in the state of the checkpoint of ``update``."""
+    if recipe.topology.serial:
+        return InlineLearning(learner, num_threads=threads.learner)
+    return LearnerProcess(
+        recipe,
+        run=folder,
+        num_threads=threads.learner,
+        source=checkpoint_folder(folder, update),
+        first=checkpoint_folder(folder, list_checkpoints(folder)[0]),
+        lost_updates=learner.lost_updates,
+    )
+
+
+def _actors(recipe: Recipe, made: Ingredients) -> Actors:
+    makers = {one.member.name: one.environment.make for one in made.environments}
+    if recipe.actors.kind == "threads":
+        return ThreadActors(makers, recipe.actors)
+    return InlineActors(makers, recipe.actors)
+
+
+def _places(recipe: Recipe) -> list[Places]:
+    """Return what each actor group may have at once: what the recipe says, else an even share of the engine's requests."""
+    settings = recipe.actors
+    groups = [f"group-{index}" for index in range(settings.groups)]
+    return [
+        replace(
+            place,
+            environments=settings.environments_per_group or place.environments,
+            requests=settings.requests_per_group or settings.environments_per_group or place.requests,
+        )
+        for place in even_places(groups, recipe.engine.max_concurrency)
+    ]
 
 
 def _replay(recipe: Recipe, folder: Path) -> Replay | None:

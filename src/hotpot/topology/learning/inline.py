@@ -83,7 +83,6 @@ class InlineLearning:
 
     def _learn(self, work: Work) -> Learned:
         began = time.perf_counter()
-        self._learner.lost_updates = work.lost_updates
         result = self._learner.update(
             work.sequences, update=work.update, policy_version=work.policy_version, peers=work.peers
         )

@@ -19,14 +19,12 @@ from hotpot.models import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
-    """One update to learn: what :meth:`hotpot.learner.Learner.update` is given. ``lost_updates`` numbers before it belong to
-    updates that are not on the way to its weights."""
+    """One update to learn: what :meth:`hotpot.learner.Learner.update` is given."""
 
     update: int
     policy_version: int
     sequences: Sequence[TrainingSequence]
     peers: Sequence[Member] = ()
-    lost_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
