@@ -10,6 +10,7 @@ from collections.abc import Callable
 from hotpot.config import ActorsSection
 from hotpot.errors import EnvironmentFailure
 from hotpot.rollout.actors.calls import ActorState, Call, CallKind, Reply
+from hotpot.rollout.actors.desk import Desk
 from hotpot.rollout.actors.roster import Roster
 from hotpot.rollout.actors.seats import Makers, Seat, failed
 
@@ -31,34 +32,27 @@ class InlineActors:
         self._roster = Roster(settings)
         self._progress = {actor: 0 for actor, _ in self._roster}
         self._seats: dict[str, Seat] = {}
-        self._replies: list[Reply] = []
-        self._untaken: set[str] = set()
+        self._desk = Desk()
 
     def begin(self, call: Call) -> None:
-        """Make the call; what came of it waits for :meth:`ready`. Raises ValueError for an attempt opened twice."""
-        if call.kind is CallKind.OPEN and call.attempt_id in self._seats:
-            raise ValueError(f"attempt {call.attempt_id} is open already; close it first")
-        seat = self._seats.get(call.attempt_id)
+        """Make the call; what came of it waits for :meth:`ready`. Raises ValueError where it is not the call's turn."""
+        self._desk.enter(call)
         gone = self._roster.gone(call.actor_id)
+        if gone is not None and call.kind is not CallKind.CLOSE:
+            self._desk.answer(failed(call, gone))
+            return
+        seat = self._seats.get(call.attempt_id) or Seat(call.attempt_id, call.actor_id)
         if call.kind is CallKind.CLOSE:
-            self._forget(call.attempt_id)
+            self._seats.pop(call.attempt_id, None)
         else:
-            self._untaken.add(call.attempt_id)
-            if gone is not None:
-                self._replies.append(failed(call, gone))
-                return
-        if seat is None:
-            seat = Seat(call.actor_id)
-            if call.kind is CallKind.OPEN:
-                self._seats[call.attempt_id] = seat
-        self._replies.append(seat.perform(call, self._makers, self._seconds))
+            self._seats[call.attempt_id] = seat
+        self._desk.answer(seat.perform(call, self._makers, self._seconds))
         if gone is None:
             self._progress[call.actor_id] += 1
 
     def ready(self, timeout_s: float) -> list[Reply]:  # noqa: ARG002 (what is not there will not come by waiting)
         """Return the replies to all calls begun since, in their order."""
-        replies, self._replies, self._untaken = self._replies, [], set()
-        return replies
+        return self._desk.take()
 
     def assign(self, group: str) -> str:
         """Return the actor of ``group`` whose turn it is."""
@@ -84,16 +78,6 @@ class InlineActors:
     def close(self) -> None:
         """Close what is open; that an environment can't be closed is no one's concern any more."""
         self._close(list(self._seats))
-        self._replies.clear()
-
-    def _forget(self, attempt: str) -> None:
-        """Drop the reply that ``attempt`` has not taken, and leave its seat to whoever closes it."""
-        self._seats.pop(attempt, None)
-        if attempt in self._untaken:
-            self._untaken.discard(attempt)
-            self._replies = [
-                one for one in self._replies if one.attempt_id != attempt or one.kind is CallKind.CLOSE
-            ]
 
     def _close(self, attempts: list[str]) -> None:
         for attempt in attempts:

@@ -10,7 +10,6 @@ from hotpot.envs import Environment
 from hotpot.errors import EnvironmentFailure
 from hotpot.rollout import boundary
 from hotpot.rollout.actors.calls import Call, CallKind, Reply
-from hotpot.types import Observation, StepResult
 
 Makers = Mapping[str, Callable[[], Environment]]
 """What makes a fresh environment, by the name that calls give it."""
@@ -19,9 +18,10 @@ Makers = Mapping[str, Callable[[], Environment]]
 class Seat:
     """The environment of one attempt; used by one thread at a time."""
 
-    __slots__ = ("actor_id", "environment")
+    __slots__ = ("actor_id", "attempt_id", "environment")
 
-    def __init__(self, actor_id: str) -> None:
+    def __init__(self, attempt_id: str, actor_id: str) -> None:
+        self.attempt_id = attempt_id
         self.actor_id = actor_id
         self.environment: Environment | None = None
 
@@ -30,10 +30,11 @@ class Seat:
         before_s = seconds()
         observation, result, failure = None, None, None
         try:
-            if call.kind is CallKind.OPEN:
-                observation = self._open(call, makers)
-            elif call.kind is CallKind.STEP:
-                result = self._step(call)
+            if call.kind is CallKind.OPEN and call.task is not None:
+                self.environment = boundary.make(makers[call.environment])
+                observation = boundary.reset(self.environment, call.task, call.seed)
+            elif call.kind is CallKind.STEP and call.action is not None:
+                result = boundary.step(self._opened(), call.action)
             else:
                 self.close()
         except EnvironmentFailure as error:
@@ -53,22 +54,19 @@ class Seat:
         if environment is not None:
             boundary.close(environment)
 
-    def _open(self, call: Call, makers: Makers) -> Observation:
-        if call.task is None or call.environment not in makers or self.environment is not None:
-            raise ValueError(f"not to be opened: {call!r}; environments: {', '.join(makers)}")
-        self.environment = boundary.make(makers[call.environment])
-        return boundary.reset(self.environment, call.task, call.seed)
-
-    def _step(self, call: Call) -> StepResult:
-        if call.action is None:
-            raise ValueError(f"a step without an action: {call!r}")
+    def _opened(self) -> Environment:
         if self.environment is None:
-            raise EnvironmentFailure(f"attempt {call.attempt_id} has no open environment")
-        return boundary.step(self.environment, call.action)
+            raise EnvironmentFailure(f"attempt {self.attempt_id} has no environment any more")
+        return self.environment
 
 
 def failed(call: Call, reason: str, *, seconds: float = 0.0) -> Reply:
-    """Return the reply to a call that an actor could not carry out."""
+    """Return the reply to a call that could not be carried out."""
     return Reply(
         kind=call.kind, attempt_id=call.attempt_id, seconds=seconds, failure=EnvironmentFailure(reason)
     )
+
+
+def closed(call: Call) -> Reply:
+    """Return the reply to a CLOSE where there is nothing to close."""
+    return Reply(kind=call.kind, attempt_id=call.attempt_id, seconds=0.0)
