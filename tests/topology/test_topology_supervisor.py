@@ -10,7 +10,6 @@ from hotpot.config import SupervisionSection
 from hotpot.rollout.actors import ActorState
 from hotpot.topology.supervision.beats import (
     Beat,
-    CountedTime,
     PartKind,
     actor_beats,
     engine_beat,
@@ -18,6 +17,7 @@ from hotpot.topology.supervision.beats import (
     queue_beat,
     store_beat,
 )
+from hotpot.topology.supervision.counted_time import CountedTime
 from hotpot.topology.supervision.supervisor import Replace, Stop, Supervisor, Verdicts, Warn
 
 BEAT_S, DEAD_S = 1.0, 8.0

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotpot.config import SupervisionSection
-from hotpot.topology.supervision.beats import Beat, CountedTime, PartKind
+from hotpot.topology.supervision.beats import Beat, PartKind
+from hotpot.topology.supervision.counted_time import CountedTime
 
 TURNS_PER_BEAT = 2
 """Turns that :attr:`Supervisor.due` asks for in one ``beat_s``: then a death is seen within ``dead_after_s + beat_s``."""
