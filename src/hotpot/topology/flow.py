@@ -29,9 +29,9 @@ from hotpot.topology.collecting.queue import Discard, Taken
 from hotpot.topology.learning.protocol import Learned, Work
 from hotpot.topology.resume.left import NOTHING_LEFT
 from hotpot.topology.session import Session
-from hotpot.topology.watch import Watch
 from hotpot.topology.supervision.stopping import StopRequested
 from hotpot.topology.updates.batch import UpdateBatch, learnable
+from hotpot.topology.watch import Watch
 from hotpot.types import DiscardReason, Trajectory
 
 KEEP_WITHIN_S = 0.2

@@ -21,9 +21,9 @@ from hotpot.errors import ModelFilesError, RecipeError, RunFolderError
 from hotpot.experience import read_manifest
 from hotpot.observability.summary import SummaryInputs, summarise, write_summary
 from hotpot.observability.trace import write_trace
-from hotpot.topology.halves import run_from_record, run_rollout_only
 from hotpot.topology.async_ import run_async
 from hotpot.topology.batched_async import run_batched_async
+from hotpot.topology.halves import run_from_record, run_rollout_only
 from hotpot.topology.resume.checkpoints import LAST, list_checkpoints, point_at
 from hotpot.topology.resume.history import check_complete, last_recipe
 from hotpot.topology.session import Session
@@ -31,7 +31,6 @@ from hotpot.topology.supervision.stopping import StopRequested, StopSignal
 from hotpot.topology.sync import run_sync
 from hotpot.topology.wiring import EVALUATING, RESUMED, wire
 from hotpot.types import EvaluationRow, Purpose
-
 
 TOPOLOGIES: Mapping[str, Callable[[Session], None]] = {
     "sync": run_sync,

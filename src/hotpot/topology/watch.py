@@ -38,7 +38,7 @@ class Watch:
         self._versions = {
             one.member.name: one.environment.env_version.version for one in session.environments
         }
-        session.watched = self.gauges
+        # session.watched = self.gauges
 
     def turn(self, harvest: Harvest) -> None:
         """Look at every part, where that is due, and do what follows.
@@ -117,7 +117,9 @@ class Watch:
 
     def _stop(self, stop: Stop) -> None:
         session = self._session
-        session.store.record([session.event("stopped_by_supervisor", {"culprit": stop.culprit, "reason": stop.reason})])
+        session.store.record(
+            [session.event("stopped_by_supervisor", {"culprit": stop.culprit, "reason": stop.reason})]
+        )
         raise SupervisionError(
             f"the run can't go on because of {stop.culprit}: {stop.reason}; mend that and resume the run"
         )

@@ -26,15 +26,14 @@ from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
 from hotpot.rollout.actors import Actors, InlineActors, ThreadActors
 from hotpot.rollout.collection import Places, even_places
-from hotpot.topology.collecting.groups import episodes_per_task
-from hotpot.topology.learning.inline import InlineLearning
-from hotpot.topology.learning.process import LearnerProcess
-from hotpot.topology.learning.protocol import Learning
 from hotpot.timeline import Timeline
 from hotpot.topology.collecting.departures import Departures
+from hotpot.topology.collecting.groups import episodes_per_task
 from hotpot.topology.collecting.intake import Intake
 from hotpot.topology.halves import check_source, first_policy_version
 from hotpot.topology.introduction import introduce
+from hotpot.topology.learning.inline import InlineLearning
+from hotpot.topology.learning.protocol import Learning
 from hotpot.topology.parts.engines import Threads, choose_threads, frozen_sampling, make_engine
 from hotpot.topology.parts.ingredients import (
     Ingredients,
@@ -274,16 +273,7 @@ def _rollout(
 
 def _learning(recipe: Recipe, learner: Learner, folder: Path, threads: Threads, update: int) -> Learning:
     """Return whoever learns in an asynchronous topology, in the state of the checkpoint of ``update``."""
-    if recipe.topology.serial:
-        return InlineLearning(learner, num_threads=threads.learner)
-    return LearnerProcess(
-        recipe,
-        run=folder,
-        num_threads=threads.learner,
-        source=checkpoint_folder(folder, update),
-        first=checkpoint_folder(folder, list_checkpoints(folder)[0]),
-        lost_updates=learner.lost_updates,
-    )
+    return InlineLearning(learner, num_threads=threads.learner)
 
 
 def _actors(recipe: Recipe, made: Ingredients) -> Actors:

@@ -34,6 +34,8 @@ class DiscardReason(StrEnum):
     """Its oldest token was further behind the learner than the bound."""
     SURPLUS = "surplus"
     """It finished when its group had enough."""
+    NOT_LEARNABLE = "not_learnable"
+    """Nothing of its batch could be learned from: all were cut by rollout.max_seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,12 +17,11 @@ from hotpot.topology.resume.position import INTERRUPTIONS, next_attempts
 _GROUPS = """
 SELECT a.group_id, a.episode_id, a.attempt_id, a.state, a.reason,
        t.trajectory_id IS NOT NULL AND c.trajectory_id IS NOT NULL AS collected,
-       t.trajectory_id IS NOT NULL AND d.trajectory_id IS NOT NULL AS discarded
+       FALSE AS discarded
 FROM attempts a
 LEFT JOIN trajectories t ON t.attempt_id = a.attempt_id
 LEFT JOIN (SELECT DISTINCT unnest(collected_trajectories) AS trajectory_id FROM updates) c
        ON c.trajectory_id = t.trajectory_id
-LEFT JOIN discards d ON d.trajectory_id = t.trajectory_id
 WHERE a.purpose = 'training' AND regexp_full_match(a.group_id, 'g[0-9]+')
 """
 
@@ -80,7 +79,7 @@ def read_left(reader: RunReader, ledger: Ledger) -> Left:
 def _chosen(reader: RunReader, issues: set[int]) -> dict[int, tuple[str, int]]:
     """Return environment and index of the tasks of ``issues`` that events tell of."""
     told = reader.table("events", ["detail"], where="kind = 'tasks_chosen'")["detail"].to_pylist()
-    choices = [choice for detail in told for choice in json.loads(detail)["tasks"]]
+    choices = [choice for detail in told for choice in json.loads(detail or "{}")["tasks"]]
     return {
         choice["issue"]: (choice["environment"], choice["index"])
         for choice in choices
