@@ -58,7 +58,7 @@ class Recipe(Section):
                 f"env.kind = {self.env.kind!r} and tasks.mix both say what to train in; make the former an entry of the "
                 "latter, or leave it out"
             )
-        if self.rollout.refill != "none" and self.learner.advantages in {"reinforce_pp", "gae"}:
+        if self.rollout.refill != "none" and self.learner.groupless:
             raise ValueError(
                 f"rollout.refill = {self.rollout.refill!r} replaces groups whose rewards are equal, and "
                 f"learner.advantages = {self.learner.advantages!r} learns from every group; set rollout.refill = 'none'"
@@ -104,8 +104,7 @@ class Recipe(Section):
                 f"{self.rollout.tasks_per_batch * self.rollout.samples_per_task} episodes of an update "
                 "(rollout.tasks_per_batch x rollout.samples_per_task); lower it"
             )
-        groupless = self.learner.advantages in {"reinforce_pp", "gae"}
-        grouped = not groupless or self.learner.reward_normalization == "group"
+        grouped = not self.learner.groupless or self.learner.reward_normalization == "group"
         if grouped and self.rollout.samples_per_task < 2 and self.debug.mode == "train":
             raise ValueError(
                 "rollout.samples_per_task = 1 leaves a group baseline nothing to compare with; use at least 2"
@@ -130,10 +129,10 @@ class Recipe(Section):
                 f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
             )
         self._check_windows()
-        if self.replay.share > 0 and self.learner.critic != "none":
+        if self.replay.share > 0 and self.learner.advantages == "gae":
             raise ValueError(
-                f"replay.share = {self.replay.share} with learner.critic = {self.learner.critic!r}: what an older policy "
-                "earned is no target for the values of this one; set replay.share = 0, or learner.critic = 'none'"
+                f"replay.share = {self.replay.share} with learner.advantages = 'gae': what an older policy earned is no "
+                "target for the values of this one; set replay.share = 0, or learner.advantages = 'vtrace', which corrects it"
             )
         if self.replay.share > 0 and self.debug.mode == "learn_from_record":
             raise ValueError(
