@@ -28,6 +28,7 @@ from typing import Any
 from hotpot.config.sections import LearnerSection
 from hotpot.errors import LearnerError
 from hotpot.experience import Cutting, Markup, TrainingSequence, cut_sequence
+from hotpot.experience.crashpoints import reach
 from hotpot.learner import checkpoint
 from hotpot.learner.batches.batches import Batch, build_batch
 from hotpot.learner.batches.budget import Halving, PassBudget
@@ -140,6 +141,7 @@ class Learner:
         """
         if not sequences:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
+        reach("learner_begun")
         self._budget.begin(halving)
         batch, advantages, scales, compared, judged = self._batch(sequences, peers)
         check_versions(batch, update=update, policy_version=policy_version)
@@ -167,6 +169,7 @@ class Learner:
         for step in run.run():
             steps.append(step)
             self._count(step)
+            reach("learner_step")
             if len(self._skipped_in_a_row) >= self.settings.max_skipped_in_a_row:
                 break
         result = update_result(

@@ -19,6 +19,7 @@ from hotpot.config import Recipe
 from hotpot.config.load import build_recipe
 from hotpot.errors import ModelFilesError, RecipeError, RunFolderError
 from hotpot.experience import read_manifest
+from hotpot.experience.crashpoints import reach
 from hotpot.observability.summary import SummaryInputs, summarise, write_summary
 from hotpot.observability.trace import write_trace
 from hotpot.topology.async_ import run_async
@@ -53,6 +54,7 @@ def train(
     Raises :class:`hotpot.errors.UsageError` before anything is written where something cannot work, and
     :class:`StopRequested` after a clean end where the operator asked for one.
     """
+    reach("process_begun")
     console = console or Console(quiet=json_output)
     if resume is not None:
         _check_resumable(recipe)
