@@ -97,6 +97,38 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _topology_fits(self) -> Self:
+        topology, queue, actors = self.topology, self.queue, self.actors
+        asynchronous = topology.kind != "sync"
+        if self.run.deterministic and asynchronous and not topology.serial:
+            raise ValueError(
+                f"run.deterministic = true promises the same bits, and topology.kind = {topology.kind!r} takes batches as they "
+                "come; set topology.serial = true, or run.deterministic = false"
+            )
+        if (topology.serial or self.run.deterministic) and actors.kind != "inline":
+            raise ValueError(
+                f"actors.kind = {actors.kind!r} brings replies in any order, and "
+                f"{'topology.serial' if topology.serial else 'run.deterministic'} = true wants one that repeats; set "
+                "actors.kind = 'inline'"
+            )
+        if topology.serial and topology.publish_every_s is not None:
+            raise ValueError(
+                f"topology.publish_every_s = {topology.publish_every_s} hangs on the clock, and topology.serial = true on "
+                "nothing but the recipe; use topology.publish_every_updates"
+            )
+        if asynchronous and self.debug.mode == "train" and self.rollout.refill != "none":
+            raise ValueError(
+                f"rollout.refill = {self.rollout.refill!r} fills up one batch before it is learned, and topology.kind = "
+                f"{topology.kind!r} has none such; set rollout.refill = 'none' (tasks.pools choose tasks with signal)"
+            )
+        if topology.kind == "async" and queue.when_late == "replay" and not self.replay.share:
+            raise ValueError(
+                "queue.when_late = 'replay' fills late batches from the record, and replay.share = 0 keeps none ready; set "
+                "replay.share, or queue.when_late = 'smaller'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         if self.learner.minibatches > self.rollout.tasks_per_batch * self.rollout.samples_per_task:
             raise ValueError(

@@ -167,9 +167,7 @@ class Session:
         """Put on the ledger and on the record which finished trajectories are not learned from, and why."""
         if discards:
             with self.timeline.span("store"):
-                self.store.discard(
-                    [rows.discard_row(self.run_id, self.progress.update, one) for one in discards]
-                )
+                self.store.record([self.event("discards", {"discards": [asdict(one) for one in discards]})])
 
     def draw(self, batch: UpdateBatch, *, missing: int = 0) -> UpdateBatch:
         """Return ``batch`` with what replay draws beside what was collected, if it is on; ``missing`` trajectories more than
