@@ -136,7 +136,7 @@ def test_actors_are_replaced_as_often_as_the_settings_say_then_the_run_ends() ->
     assert isinstance(stop, Stop)
     assert stop.culprit == "actor-1"
     assert "supervision.max_replacements = 2" in stop.reason
-    assert supervisor.gauges() == {"system/actor_replacements": 2, "system/dead_parts": 3}
+    assert (supervisor.replacements, supervisor.dead_parts) == (2, 3)
     kind, detail = supervisor.replaced("actor-1", "actor-2", "hung")
     assert (kind, detail["fresh_id"], detail["replacements"]) == ("actor_replaced", "actor-2", 2)
 

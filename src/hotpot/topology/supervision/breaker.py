@@ -50,7 +50,6 @@ class EnvironmentBreaker:
     def __init__(self, settings: SupervisionSection) -> None:
         self._settings = settings
         self._versions: dict[str, _Version] = {}
-        self.openings = 0
 
     def leave(self, version: str, now_s: float) -> Leave:
         """Return how much of ``version`` may be begun now."""
@@ -68,7 +67,7 @@ class EnvironmentBreaker:
         """Hear that attempt ``attempt_id`` was let through (:meth:`leave` said ``one``): its end decides."""
         one = self._of(version)
         one.state, one.trial = "half_open", attempt_id
-        return "breaker_half_open", {"env_version": version, "attempt_id": attempt_id}
+        return "environment_breaker_half_open", {"env_version": version, "attempt_id": attempt_id}
 
     def withdrawn(self, version: str, attempt_id: str) -> None:
         """Hear that an attempt ended without saying anything of its environment (cut, or its actor was replaced); where it
@@ -115,10 +114,6 @@ class EnvironmentBreaker:
         found = self._of(version).reasons.most_common(_TOLD)
         return ", ".join(f"{count} x {reason}" for reason, count in found) or "no attempt failed"
 
-    def gauges(self) -> dict[str, float]:
-        """Return the counts of this process by the name of their metric."""
-        return {"system/breaker_openings": self.openings}
-
     def _of(self, version: str) -> _Version:
         return self._versions.setdefault(version, self._fresh())
 
@@ -128,13 +123,12 @@ class EnvironmentBreaker:
     def _decide(self, version: str, one: _Version, now_s: float, *, well: bool) -> Event:
         if well:
             self._versions[version] = self._fresh()
-            return "breaker_closed", {"env_version": version}
+            return "environment_breaker_closed", {"env_version": version}
         one.failed_trials += 1
         return self._open(version, one, now_s)
 
     def _open(self, version: str, one: _Version, now_s: float) -> Event:
         one.state, one.since_s, one.trial = "open", now_s, ""
-        self.openings += 1
         detail: dict[str, Any] = {
             "env_version": version,
             "failed": one.recent.bad,
@@ -142,4 +136,4 @@ class EnvironmentBreaker:
             "failed_trials": one.failed_trials,
             "reasons": self.reasons(version),
         }
-        return "breaker_opened", detail
+        return "environment_breaker_opened", detail

@@ -133,10 +133,6 @@ class Supervisor:
         }
         return "actor_replaced", detail
 
-    def gauges(self) -> dict[str, float]:
-        """Return the counts of this process by the name of their metric."""
-        return {"system/actor_replacements": self.replacements, "system/dead_parts": self.dead_parts}
-
     def silent(self) -> str:
         """Return the part with work that has been silent for longest, and for how long; empty where there is none."""
         waiting = [(self._at_s - part.since_s, name) for name, part in self._parts.items()]
