@@ -9,7 +9,7 @@ SEED ?= 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
+.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-faults bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -100,6 +100,9 @@ bench-cartpole: $(VENV)/.gym  ## The learner's mathematics outside text: CartPol
 
 bench-engine: $(VENV)/.test $(VENV)/.smollm2  ## The embedded engine against vLLM (after make setup-vllm), transformers, and its own floor
 	$(BIN)/python benchmarks/engine.py
+
+bench-faults: $(VENV)/.base  ## Each fault at each named place, in each topology; CASES=engine_step TOPOLOGIES=sync TIMES=1 tries some
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py
 
 bench-loop: $(VENV)/.base  ## Where the loop's time goes, and its speed against the reference loop
 	$(BIN)/python benchmarks/loop.py

@@ -1,7 +1,7 @@
 """Finding environments by name and binding them to parameters and versions.
 
 Environments install as packages: a distribution names a spec under the entry point group ``hotpot.environments``.
-Listing imports none of them.
+Listing imports none of them. A spec that no distribution names is found by ``module:attribute``.
 """
 
 import difflib
@@ -50,11 +50,19 @@ def load_environment(
     perturbation: str = NO_PERTURBATION,
     allow_unverifiable: bool = False,
 ) -> BoundEnvironment:
-    """Return the installed environment ``kind`` with ``params`` checked and both versions computed.
+    """Return the environment ``kind`` with ``params`` checked and both versions computed.
 
-    Raises EnvironmentSpecError for an unknown name or parameter (naming the nearest), a bad value, a spec that can't
-    be imported, or a definition that no file pins down.
+    ``kind`` is the name of an installed one, or ``module:attribute`` of a spec that can be imported. Raises
+    EnvironmentSpecError for an unknown name or parameter (naming the nearest), a bad value, a spec that can't be
+    imported, or a definition that no file pins down.
     """
+    spec = _named(kind)
+    return bind(spec, params, perturbation=perturbation, allow_unverifiable=allow_unverifiable)
+
+
+def _named(kind: str) -> EnvironmentSpec[Any]:
+    if ":" in kind:
+        return _import(EnvironmentEntry(name=kind, target=kind, distribution="the recipe"))
     entries = {(entry.name, entry.target): entry for entry in list_environments()}
     matches = [entry for entry in entries.values() if entry.name == kind]
     if not matches:
@@ -68,7 +76,11 @@ def load_environment(
             "; uninstall all but one"
         )
     spec = _import(matches[0])
-    return bind(spec, params, perturbation=perturbation, allow_unverifiable=allow_unverifiable)
+    if spec.name != kind:
+        raise EnvironmentSpecError(
+            f"entry point {kind!r} leads to a spec named {spec.name!r}; give both the same name"
+        )
+    return spec
 
 
 def bind(
@@ -120,15 +132,11 @@ def _import(entry: EnvironmentEntry) -> EnvironmentSpec[Any]:
     except (ImportError, AttributeError) as error:
         raise EnvironmentSpecError(
             f"environment {entry.name!r} of {entry.distribution!r} can't be imported from {entry.target!r}: {error}; "
-            "install what it needs, or repair its entry point"
+            "install what it needs, or repair what names it (module:attribute)"
         ) from error
     if not isinstance(spec, EnvironmentSpec):
         raise EnvironmentSpecError(
             f"{entry.target!r} is a {type(spec).__name__}, not an EnvironmentSpec; point the entry point at the spec"
-        )
-    if spec.name != entry.name:
-        raise EnvironmentSpecError(
-            f"entry point {entry.name!r} leads to a spec named {spec.name!r}; give both the same name"
         )
     return spec
 

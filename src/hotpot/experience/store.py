@@ -427,7 +427,7 @@ class ExperienceStore:
         self._archive.wait_for_room(
             max_backlog=self._settings.max_backlog, timeout_s=self._settings.backpressure_s
         )
-        self._journal.wait()
+        self._journal.settle()
 
     @property
     def _longest_operation_s(self) -> float:

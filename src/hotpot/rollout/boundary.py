@@ -16,6 +16,7 @@ from typing import Any
 
 from hotpot.envs import Environment
 from hotpot.errors import EnvironmentFailure, EnvironmentOverrideError
+from hotpot.experience.crashpoints import reach, through
 from hotpot.types import (
     Action,
     Message,
@@ -44,7 +45,7 @@ def reset(environment: Environment, task: Task, seed: int) -> Observation:
     """Reset an environment and return its checked first observation."""
     with _crossing("reset"):
         _check_task(task)
-        observation = environment.reset(task, seed)
+        observation = through("environment_reset_answer", environment.reset(task, seed))
         _check_kind(observation, Observation, "reset returned")
         _check_messages(observation.messages, (Role.USER,))
         _require(bool(observation.messages), "the opening messages hold no user message")
@@ -55,7 +56,7 @@ def reset(environment: Environment, task: Task, seed: int) -> Observation:
 def step(environment: Environment, action: Action) -> StepResult:
     """Take a step and return its checked result."""
     with _crossing("step"):
-        result = environment.step(action)
+        result = through("environment_step_answer", environment.step(action))
         _check_kind(result, StepResult, "step returned")
         _check_messages(result.messages, (Role.TOOL, Role.USER))
         _require(isinstance(result.rewards, tuple), "rewards is not a tuple of Reward")
@@ -82,6 +83,7 @@ def close(environment: Environment) -> None:
 @contextmanager
 def _crossing(place: str) -> Iterator[None]:
     try:
+        reach(f"environment_{place}")
         yield
     except EnvironmentFailure:
         raise

@@ -4,6 +4,11 @@ import time
 from collections.abc import Callable
 
 
+def _monotonic() -> float:
+    # Looked up at each call, so that a test that makes the machine's clock jump is obeyed by a clock made before.
+    return time.monotonic()
+
+
 class Clock:
     """A monotonic clock that also tells microseconds since the Unix epoch.
 
@@ -11,9 +16,7 @@ class Clock:
     machine's clock can't make a record end before it began.
     """
 
-    def __init__(
-        self, seconds: Callable[[], float] = time.monotonic, *, epoch_s: float | None = None
-    ) -> None:
+    def __init__(self, seconds: Callable[[], float] = _monotonic, *, epoch_s: float | None = None) -> None:
         self.now_s = seconds
         self._offset_s = (time.time() if epoch_s is None else epoch_s) - seconds()
 

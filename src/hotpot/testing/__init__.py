@@ -9,5 +9,7 @@
 ``contracts_engine``  the contract of an engine, as functions
 ``contracts_environment``  the contract of an environment, as functions
 ``pretrained``  a real pretrained model as a folder, made once
+``faults``    one injector of faults, for every campaign
+``latency``   environments that wait by a known law
 ``object_server``  a real S3 server on loopback ports that can be killed, hung and restarted
 """

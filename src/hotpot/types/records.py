@@ -8,6 +8,7 @@ Times are integer microseconds since the Unix epoch (``_us``), durations are flo
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,21 @@ SCHEMA_VERSION = 5
 def column(meaning: str, *, unit: str = "") -> Any:
     """Declare a column with its meaning and unit; both travel in the table's own metadata."""
     return field(metadata={"meaning": meaning, "unit": unit})
+
+
+class DiscardReason(StrEnum):
+    """Why a finished trajectory is never learned from as fresh experience."""
+
+    OVERFLOW_OLDEST = "overflow_oldest"
+    """The queue was full, and its group had waited longest."""
+    OVERFLOW_NEWEST = "overflow_newest"
+    """The queue was full when its group came."""
+    STALE = "stale"
+    """Its oldest token was further behind the learner than the bound."""
+    SURPLUS = "surplus"
+    """It finished when its group had enough."""
+    NOT_LEARNABLE = "not_learnable"
+    """Nothing of its batch could be learned from: all were cut by rollout.max_seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,8 @@ class EnvSection(Section):
     """What the agent acts in."""
 
     kind: str = "order_desk"
-    """Name of the environment, as registered under the entry point ``hotpot.environments``."""
+    """Name of the environment, as registered under the entry point ``hotpot.environments``; or ``module:attribute`` of a
+    spec that no package registers."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of that environment; its own model checks them."""
 
@@ -22,7 +23,8 @@ class MixEntry(Section):
     name: Annotated[str, Field(min_length=1, max_length=40)]
     """Name of the environment in this recipe; it may be the same kind as another, with other parameters."""
     kind: str
-    """Name of the environment, as registered under the entry point ``hotpot.environments``."""
+    """Name of the environment, as registered under the entry point ``hotpot.environments``; or ``module:attribute`` of a
+    spec that no package registers."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of that environment; its own model checks them."""
     weight: PositiveFloat = 1.0

@@ -172,6 +172,7 @@ class Lake:
         self._unsynced.update(tables)
         if self.location.is_local:
             try:
+                reach("lake_sync")
                 self._sync_local()
             except OSError as error:
                 self._broken = str(error)

@@ -9,7 +9,7 @@ ledger refused it, the journal refuses everything after, since only a recovery c
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -21,6 +21,9 @@ from hotpot.experience.log.ledger import Ledger
 from hotpot.experience.log.wal import WalWriter
 from hotpot.experience.records.schema import to_table
 from hotpot.types import AttemptRow, ConsumptionRow
+
+LONGEST_WRITE_S = 300.0
+"""Longest wait for a frame: a disk that takes none for so long hangs. Far above what a busy one takes for its slowest sync."""
 
 
 class Journal:
@@ -63,27 +66,28 @@ class Journal:
         """Write one frame of ``tables`` and of the attempts that end with it or ended since the last frame.
 
         Returns once it is durable and the ledger agrees. Writes nothing where there is nothing. Raises
-        :class:`StoreError` where log or ledger fail.
+        :class:`StoreError` where log or ledger fail, or take longer than :data:`LONGEST_WRITE_S`.
         """
         logged = threading.Event()
         written = self._thread.submit(self._write, tables, attempts, consumptions, update, batches, logged)
         written.add_done_callback(lambda _: logged.set())
         with self._span("log"):
-            logged.wait()
+            if not logged.wait(LONGEST_WRITE_S):
+                raise self._hangs()
         with self._span("ledger"):
-            written.result()
+            self._result(written)
 
     def note(self, tables: dict[str, pa.Table]) -> None:
         """Write one frame of ``tables`` for a thread that has no spans. Raises :class:`StoreError` as :meth:`write`."""
-        self._thread.submit(self._write, tables, (), (), None, 0, threading.Event()).result()
+        self._result(self._thread.submit(self._write, tables, (), (), None, 0, threading.Event()))
 
-    def wait(self) -> None:
+    def settle(self) -> None:
         """Wait for a frame whose caller was interrupted, so that what is decided next is decided on its outcome."""
-        self._thread.submit(lambda: None).result()
+        self._result(self._thread.submit(lambda: None))
 
     def end(self, reason: str) -> None:
         """End every attempt that is still leased as dropped for ``reason``, and log that."""
-        self._thread.submit(self._end, reason).result()
+        self._result(self._thread.submit(self._end, reason))
 
     def seal(self) -> None:
         """Close the active log segment and begin another, unless it holds no frame.
@@ -102,12 +106,31 @@ class Journal:
             reach("log_segment_sealed")
 
     def close(self) -> None:
-        """Stop the thread and close the file; an active log segment without a frame is deleted."""
-        self._thread.shutdown()
+        """Stop the thread and close the file; an active log segment without a frame is deleted.
+
+        Raises :class:`StoreError` where the thread hangs; then both are left to the end of the process.
+        """
+        last = self._thread.submit(lambda: None)
+        self._thread.shutdown(wait=False)
+        self._result(last)
         with self._guard:
             self._log.close()
             if self._log.frames == 0:
                 self._log.path.unlink(missing_ok=True)
+
+    def _result(self, written: Future[None]) -> None:
+        try:
+            written.result(LONGEST_WRITE_S)
+        except TimeoutError as error:
+            if written.done():
+                raise  # its own
+            raise self._hangs() from error
+
+    def _hangs(self) -> StoreError:
+        return StoreError(
+            f"the log's thread has not written a frame to {self._log.path} and the ledger for {LONGEST_WRITE_S:.0f} s: "
+            "the disk hangs; what was acknowledged is there: mend the disk and resume the run"
+        )
 
     def _write(
         self,

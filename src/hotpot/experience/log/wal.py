@@ -161,6 +161,7 @@ class WalWriter:
             )
         start = self._end
         try:
+            reach("log_write")
             self._write(_encode(tables, self.frames))
             reach("wal_written")
         except OSError as error:
@@ -169,6 +170,7 @@ class WalWriter:
                 f"can't append to log segment {self.path}: {error}; check space and rights"
             ) from error
         try:
+            reach("log_sync")
             os.fdatasync(self._file)
         except OSError as error:
             self._broken = f"fdatasync failed: {error}"

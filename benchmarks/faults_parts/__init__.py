@@ -1,0 +1,1 @@
+"""Parts of ``make bench-faults``: which faults, the process that meets one, what came of it."""
