@@ -20,7 +20,7 @@ from hotpot.models import checksum, next_token_logprobs, save_model
 from hotpot.testing.contracts_engine import ENGINE_CONTRACTS, EngineCase, drain, generate, make_request
 from hotpot.types import Purpose, SamplingParams
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
