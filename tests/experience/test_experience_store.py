@@ -828,7 +828,7 @@ def test_one_failed_seal_does_not_end_sealing_by_age(tmp_path, monkeypatch):
     wait_until(lambda: len(told) == 2)
     assert [each.kind for each in told] == ["archive_failing", "archive_healed"]
     assert archive.status().tries == 0
-    assert archive.close(timeout_s=5.0)
+    assert archive.close(timeout_s=20.0)
 
 
 @pytest.mark.parametrize("step", ["sync_folder", "archived"])
@@ -859,7 +859,7 @@ def test_a_failure_after_a_log_segment_went_is_gone_over_and_nothing_is_archived
     assert len(calls) > 2
     assert len(taken) == len(set(taken))
     assert not list(tmp_path.iterdir())
-    assert archive.close(timeout_s=5.0)
+    assert archive.close(timeout_s=20.0)
 
 
 def test_who_waits_for_the_lake_waits_for_its_own_and_not_for_what_others_append(tmp_path, monkeypatch):
@@ -880,7 +880,7 @@ def test_who_waits_for_the_lake_waits_for_its_own_and_not_for_what_others_append
 
     others = []
     archive, _ = start_archive(monkeypatch, seal=seal, archive_segment=take)
-    archive.flush(timeout_s=3.0)
-    assert archive.close(timeout_s=5.0)
+    archive.flush(timeout_s=20.0)
+    assert archive.close(timeout_s=20.0)
     for thread in others:
         thread.join()

@@ -5,6 +5,7 @@ in the folder that the task names, and hangs until there is a file ``release`` i
 """
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from hotpot.config import ActorsSection
 from hotpot.envs import BoundEnvironment, Environment, EnvironmentSpec, bind
 from hotpot.ids import canonical_json
-from hotpot.rollout.actors import Actors, Call, CallKind, InlineActors, Reply, ThreadActors
+from hotpot.rollout.actors import Actors, Call, CallKind, InlineActors, ProcessActors, Reply, ThreadActors
 from hotpot.types import Action, Message, Observation, Reward, Role, Split, StepResult, Task
 
 LONGEST_S = 60.0
@@ -89,6 +90,11 @@ def cancel(_folder: Path, _: str) -> None:
     raise asyncio.CancelledError
 
 
+def hold(_folder: Path, _: str) -> None:
+    """Hang in C code that never lets another thread run."""
+    ctypes.PyDLL(None).sleep(int(LONGEST_S))
+
+
 def garble(_folder: Path, _: str) -> None:
     """Write to every file that is open, as a program might that thinks they are its own."""
     for number in range(3, 64):
@@ -110,6 +116,7 @@ DEEDS: dict[str, Callable[[Path, str], object]] = {
     "die": lambda _folder, _: os._exit(3),
     "kill": lambda _folder, _: os.kill(os.getpid(), signal.SIGKILL),
     "garble": garble,
+    "hold": hold,
 }
 
 
@@ -204,14 +211,14 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 
 def settings(**changed: object) -> ActorsSection:
-    return ActorsSection.model_validate(
-        {"groups": 2, "actors_per_group": 2, "call_timeout_s": 30.0} | changed
-    )
+    return ActorsSection.model_validate({"actors_per_group": 2, "call_timeout_s": 30.0} | changed)
 
 
 def make_actors(kind: str, **changed: object) -> Actors:
     if kind == "inline":
         return InlineActors({"unruly": unruly().make}, settings(**changed))
+    if kind == "processes":
+        return ProcessActors({"unruly": unruly()}, settings(**changed), beat_s=0.1)
     return ThreadActors({"unruly": unruly().make}, settings(**changed))
 
 

@@ -111,6 +111,11 @@ class Recipe(Section):
                 f"{'topology.serial' if topology.serial else 'run.deterministic'} = true wants one that repeats; set "
                 "actors.kind = 'inline'"
             )
+        if self.run.deterministic and actors.over_issue and not asynchronous:
+            raise ValueError(
+                f"actors.over_issue = {actors.over_issue} cuts by who finishes first, and an exact resume (run.deterministic = "
+                "true) runs episodes again that were cut; set one of them to 0 or false"
+            )
         if topology.serial and topology.publish_every_s is not None:
             raise ValueError(
                 f"topology.publish_every_s = {topology.publish_every_s} hangs on the clock, and topology.serial = true on "

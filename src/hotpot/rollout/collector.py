@@ -357,6 +357,7 @@ class Rollout:
             wait_s = 0.0
 
     def _take(self, reply: Reply) -> None:
+        self.counts.replies += 1
         if reply.kind is CallKind.CLOSE:
             if reply.failure is not None:
                 # What happened in the episode stands; that its environment can't be closed is counted, and its owner's.

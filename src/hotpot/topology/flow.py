@@ -23,19 +23,16 @@ from hotpot.ids import group_id
 from hotpot.models import use_threads
 from hotpot.rollout import NOTHING, EpisodePlan, Past
 from hotpot.rollout.collector import WAIT_S
-from hotpot.topology.collecting.harvest import Harvest, Harvested
+from hotpot.topology.collecting.harvest import KEEP_WITHIN_S, Harvest, Harvested
 from hotpot.topology.collecting.lines import Line, Standing
-from hotpot.topology.collecting.queue import Discard, Taken
+from hotpot.topology.collecting.queue import Discard, Taken, surplus_of
 from hotpot.topology.learning.protocol import Learned, Work
 from hotpot.topology.resume.left import NOTHING_LEFT
 from hotpot.topology.session import Session
 from hotpot.topology.supervision.stopping import StopRequested
 from hotpot.topology.updates.batch import UpdateBatch, learnable
 from hotpot.topology.watch import Watch
-from hotpot.types import DiscardReason, Trajectory
-
-KEEP_WITHIN_S = 0.2
-"""Longest time that a finished trajectory waits to be acknowledged together with others."""
+from hotpot.types import DiscardReason
 
 
 class Flow:
@@ -136,19 +133,9 @@ class Flow:
             gone += self.line.put(group, version)
         for name in harvested.empty:
             self.line.empty(name)
-        gone += [self._discard(trajectory, DiscardReason.SURPLUS) for trajectory in harvested.surplus]
+        gone += [surplus_of(trajectory, version) for trajectory in harvested.surplus]
         self.session.discard(gone)
         self._watch.ended(harvested.ends)
-
-    def _discard(self, trajectory: Trajectory, reason: DiscardReason) -> Discard:
-        version = self.session.progress.policy_version
-        return Discard(
-            trajectory_id=trajectory.row.trajectory_id,
-            group_id=trajectory.row.group_id,
-            reason=reason,
-            policy_version=version,
-            staleness=version - trajectory.row.policy_version,
-        )
 
     # ---- learning ----
 
@@ -175,7 +162,8 @@ class Flow:
             return
         collected = taken.trajectories
         if not learnable(collected) and not taken.missing:
-            session.discard([self._discard(one, DiscardReason.NOT_LEARNABLE) for one in collected])
+            version = session.progress.policy_version
+            session.discard([surplus_of(one, version, DiscardReason.NOT_LEARNABLE) for one in collected])
             self.line.learned()
             return
         update = session.begin_update()

@@ -30,8 +30,9 @@ from hotpot.rollout import NOTHING, EpisodePlan, Rollout, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology.checks.self_test import run_self_test
 from hotpot.topology.collecting.departures import Departures
+from hotpot.topology.collecting.harvest import collect_groups
 from hotpot.topology.collecting.intake import Intake
-from hotpot.topology.collecting.queue import Discard
+from hotpot.topology.collecting.queue import Discard, surplus_of
 from hotpot.topology.learning.protocol import Learning
 from hotpot.topology.parts.engines import Threads
 from hotpot.topology.parts.ingredients import RunEnvironment
@@ -41,6 +42,7 @@ from hotpot.topology.resume.left import NOTHING_LEFT, Left
 from hotpot.topology.resume.rebuild import aliases
 from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.supervision.stopping import StopSignal
+from hotpot.topology.supervision.watchdog import Watchdog
 from hotpot.topology.updates import rows
 from hotpot.topology.updates.batch import UpdateBatch, learnable
 from hotpot.topology.updates.evidence import Evidence, halving_events
@@ -82,6 +84,7 @@ class Session:
         learner: Learner,
         evaluators: Sequence[Evaluator[EpisodePlan]],
         departures: Departures,
+        dog: Watchdog,
         replay: Replay | None,
         gauges: ProcessGauges,
         timeline: Timeline,
@@ -99,7 +102,7 @@ class Session:
         self.intake, self.sampler = intake, sampler
         self.make_learning, self.left = make_learning, left
         self.learner, self.evaluators, self.replay = learner, evaluators, replay
-        self.departures = departures
+        self.departures, self.dog = departures, dog
         self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
         self.threads, self.progress = threads, progress
         self.history = history
@@ -157,11 +160,34 @@ class Session:
         while missing := refill.missing:
             plans = self.issue(missing)
             with self._departures_kept():
-                found = self.intake.collect(plans, Purpose.TRAINING)
+                found = self._collected(plans)
             refill.hear([group_id(plan.issue) for plan in plans], found)
             collected += found
         events = [("refill", {"update": update, **refill.report()})] if refills else []
         return UpdateBatch(update=update, collected=collected, events=events)
+
+    def _collected(self, plans: Sequence[EpisodePlan]) -> list[Trajectory]:
+        """Run ``plans`` to their end; with over-issue, to where each group has enough."""
+        if not self.recipe.actors.over_issue:
+            return self.intake.collect(plans, Purpose.TRAINING)
+        use_threads(self.threads.engine)
+        brought = collect_groups(
+            self.rollout,
+            self.intake,
+            plans,
+            wanted=self.recipe.rollout.samples_per_task,
+            check=self.stop.check,
+        )
+        surplus = [t for harvested in brought for t in harvested.surplus]
+        self.discard([surplus_of(t, self.progress.policy_version) for t in surplus])
+        pairs = [
+            pair
+            for harvested in brought
+            for group in harvested.complete
+            for pair in zip(group.arrivals, group.trajectories, strict=True)
+        ]
+        reach("collected")
+        return [trajectory for _, trajectory in sorted(pairs, key=lambda pair: pair[0])]
 
     def discard(self, discards: Sequence[Discard]) -> None:
         """Put on the ledger and on the record which finished trajectories are not learned from, and why."""

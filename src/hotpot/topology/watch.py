@@ -38,14 +38,19 @@ class Watch:
         self._versions = {
             one.member.name: one.environment.env_version.version for one in session.environments
         }
+        session.dog.silent = self.supervisor.silent
 
     def turn(self, harvest: Harvest) -> None:
         """Look at every part, where that is due, and do what follows.
 
         Raises :class:`SupervisionError` where the run can't go on, with the culprit.
         """
-        now_s = time.monotonic()
-        if self._serial or not self.supervisor.due(now_s):
+        now_s, dog = time.monotonic(), self._session.dog
+        if self._serial:
+            dog.turn()
+            return
+        dog.turn(self.supervisor.moves)
+        if not self.supervisor.due(now_s):
             return
         verdicts = self.supervisor.turn(now_s, self._beats(harvest))
         session = self._session

@@ -49,6 +49,8 @@ from hotpot.topology.resume.resuming import Resumption, Taking, check_same_exper
 from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.session import Progress, Session
 from hotpot.topology.supervision.stopping import StopSignal
+from hotpot.topology.supervision.verdict import read_verdict
+from hotpot.topology.supervision.watchdog import watch
 from hotpot.topology.updates.outcomes import read_outcomes
 from hotpot.types import Purpose, SamplingParams
 
@@ -118,9 +120,13 @@ def wire(
         if recipe.tasks.pools and resume is not None:
             sampler.hear(read_outcomes(RunReader.open(folder), {row.update for row in history.updates}))
         view = stack.enter_context(LiveView(run_id, recipe.topology.updates, done=done, console=console))
+        found = read_verdict(folder)
+        dog = stack.enter_context(
+            watch(folder, stop_after_s=recipe.supervision.stop_after_s, timeline=timeline)
+        )
         intake = Intake(
             rollout, store, timeline, stop, view, num_threads=threads.engine, counts=history.counts,
-            past=resumption.past,
+            past=resumption.past, turn=dog.turn,
         )  # fmt: skip
         session = Session(
             recipe=recipe,
@@ -135,6 +141,7 @@ def wire(
             sampler=sampler,
             learner=learner,
             departures=Departures(engine, rollout),
+            dog=dog,
             evaluators=_evaluators(made, engine, intake, sampler, store, sampling, run_id),
             replay=_replay(recipe, folder) if resume != EVALUATING else None,
             gauges=ProcessGauges(run_id),
@@ -154,7 +161,8 @@ def wire(
             if taking
             else {}
         )
-        introduce(session, made, resume or "run_started", more, resumption.events)
+        events = [*resumption.events, *([found.event] if found is not None else [])]
+        introduce(session, made, resume or "run_started", more, events)
         if resume != EVALUATING:
             write_recipe(folder, recipe, made.redactor)
         yield session

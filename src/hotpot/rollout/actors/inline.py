@@ -29,7 +29,7 @@ class InlineActors:
     ) -> None:
         self._makers = makers
         self._seconds = seconds
-        self._roster = Roster(settings)
+        self._roster = Roster.of(settings)
         self._progress = {actor: 0 for actor, _ in self._roster}
         self._seats: dict[str, Seat] = {}
         self._desk = Desk()

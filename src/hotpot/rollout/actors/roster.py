@@ -4,20 +4,16 @@ Owns how actors are named: ``actor-3`` of ``group-0``, and behind it, where it w
 an id is never used twice. Invariant: each group has always as many actors as it began with.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hotpot.config import ActorsSection
 
 
 class Roster:
-    """The actors of a run, ``groups`` times ``actors_per_group`` of them."""
+    """The actors of a run: ``members`` by their group, in the order in which they are dealt."""
 
-    def __init__(self, settings: ActorsSection) -> None:
-        size = settings.actors_per_group
-        self._members = {
-            f"group-{group}": [f"actor-{group * size + place}" for place in range(size)]
-            for group in range(settings.groups)
-        }
+    def __init__(self, members: Mapping[str, Sequence[str]]) -> None:
+        self._members = {group: list(actors) for group, actors in members.items()}
         self._next = dict.fromkeys(self._members, 0)
         self._gone: dict[str, str] = {}
         self._places = {
@@ -25,6 +21,17 @@ class Roster:
             for group, members in self._members.items()
             for place, actor in enumerate(members)
         }
+
+    @classmethod
+    def of(cls, settings: ActorsSection) -> "Roster":
+        """Return a fresh roster: ``groups`` times ``actors_per_group`` actors, numbered through."""
+        size = settings.actors_per_group
+        return cls(
+            {
+                f"group-{group}": [f"actor-{group * size + place}" for place in range(size)]
+                for group in range(settings.groups)
+            }
+        )
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """Yield (actor, its group), in order."""

@@ -24,7 +24,7 @@ from hotpot.rollout.actors.desk import Desk
 from hotpot.rollout.actors.roster import Roster
 from hotpot.rollout.actors.seats import Makers, Seat, closed, failed
 
-CLOSE_S = 3.0
+CLOSE_S = 2.0
 """Longest time that closing waits for environments."""
 
 
@@ -52,7 +52,7 @@ class ThreadActors:
         self._settings = settings
         self._seconds = seconds
         self._notify = notify
-        self._roster = roster or Roster(settings)
+        self._roster = roster or Roster.of(settings)
         self._outbox: Outbox = SimpleQueue()
         self._crews = {actor: self._crew(actor) for actor, _ in self._roster}
         self._seats: dict[str, Seat] = {}

@@ -10,15 +10,20 @@ Owns the run's one collection of training episodes, and when what finished is ac
 a turn waits for the engine's step, and for actors no longer than it is told.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotpot.ids import episode_id
 from hotpot.rollout import NOTHING, EpisodePlan, Past, Rollout
 from hotpot.rollout.collection import AttemptEnd
+from hotpot.rollout.collector import WAIT_S
 from hotpot.topology.collecting.groups import CUT, CompleteGroup, Groups, Turned
 from hotpot.topology.collecting.intake import CHUNK, Intake
 from hotpot.types import Purpose, Trajectory
+
+KEEP_WITHIN_S = 0.2
+"""Longest time that a finished trajectory waits to be acknowledged together with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,3 +114,20 @@ class Harvest:
         return Harvested(
             complete=turned.complete, empty=turned.empty, surplus=turned.surplus, ends=tuple(ends)
         )
+
+
+def collect_groups(
+    rollout: Rollout, intake: Intake, plans: Sequence[EpisodePlan], *, wanted: int, check: Callable[[], None]
+) -> list[Harvested]:
+    """Run ``plans`` until each group is complete, and return what came; ``check`` is called in every turn and may raise."""
+    harvest = Harvest(rollout, intake, wanted=wanted, keep_within_s=KEEP_WITHIN_S)
+    brought: list[Harvested] = []
+    try:
+        brought.append(harvest.issue(plans, intake.past))
+        while harvest.groups.under_way:
+            brought.append(harvest.turn(time.monotonic(), wait_s=WAIT_S, hungry=False))
+            intake.beat()
+            check()
+    finally:
+        brought.append(harvest.close())
+    return brought

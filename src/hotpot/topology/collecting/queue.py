@@ -249,6 +249,19 @@ class TrajectoryQueue:
         return replace(taken, groups=groups)
 
 
+def surplus_of(
+    trajectory: Trajectory, policy_version: int, reason: DiscardReason = DiscardReason.SURPLUS
+) -> Discard:
+    """Return the discard of a trajectory that never came to wait; ``policy_version``: the learner's."""
+    return Discard(
+        trajectory_id=trajectory.row.trajectory_id,
+        group_id=trajectory.row.group_id,
+        reason=reason,
+        policy_version=policy_version,
+        staleness=policy_version - oldest_version(trajectory, {}),
+    )
+
+
 def oldest_version(trajectory: Trajectory, aliases: Mapping[int, int]) -> int:
     """Return the oldest policy version that sampled a token of ``trajectory``; of one without tokens, its row's."""
     versions = {version for step in trajectory.steps for version in step.span_policy_version}

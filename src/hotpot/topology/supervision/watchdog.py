@@ -49,13 +49,14 @@ _NATIVE_FACTOR = 2
 
 
 class Watchdog:
-    """Made by :func:`watch`. :meth:`turn` costs next to nothing and may be called from any thread."""
+    """Made by :func:`watch`. :meth:`turn` costs next to nothing and may be called from any thread. :attr:`silent` names the part
+    that is waited for where the loop still turns; whoever comes to know may set it."""
 
     def __init__(
         self, run_folder: Path, *, stop_after_s: float, timeline: Timeline | None, silent: Callable[[], str]
     ) -> None:
         self._folder, self._stop_after_s = run_folder, stop_after_s
-        self._timeline, self._silent = timeline, silent
+        self._timeline, self.silent = timeline, silent
         self._main = threading.main_thread().ident or 0
         self._turns = self._moved = 0
         self._progress: float | None = None
@@ -142,7 +143,7 @@ class Watchdog:
         spans = () if self._timeline is None else self._timeline.open_spans
         where = _where(sys._current_frames().get(self._main))
         if turning:
-            culprit = self._silent() or "nobody: the main loop turns, and no part has work"
+            culprit = self.silent() or "nobody: the main loop turns, and no part has work"
         else:
             culprit = spans[-1] if spans else where
         return Verdict(
