@@ -38,7 +38,6 @@ class Watch:
         self._versions = {
             one.member.name: one.environment.env_version.version for one in session.environments
         }
-        # session.watched = self.gauges
         session.dog.silent = self.supervisor.silent
 
     def turn(self, harvest: Harvest) -> None:
@@ -74,12 +73,8 @@ class Watch:
             kind, detail = event
             session.store.record([session.event(kind, detail)])
             session.view.message(f"{kind}: {version}: {detail.get('reasons', '')}")
-            if self._serial and kind == "breaker_opened":
+            if self._serial and kind == "environment_breaker_opened":
                 self._stop(Stop(culprit=version, reason=self._breaker.reasons(version)))
-
-    def gauges(self) -> dict[str, float]:
-        """Return the counts of supervision by the names of their metrics."""
-        return {**self.supervisor.gauges(), **self._breaker.gauges()}
 
     def _beats(self, harvest: Harvest) -> list[Beat]:
         session, counts = self._session, self._session.rollout.counts
