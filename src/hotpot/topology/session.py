@@ -113,7 +113,6 @@ class Session:
         self.evaluations: list[EvaluationRow] = list(history.evaluations)
         self._saved_update = None if history.source is None else history.update
         self.save: Save | None = learner.save
-        self.watched: Callable[[], Mapping[str, float]] = dict
         self._tested = not recipe.run.self_test
         self._started_us = 0
         self._checksum = engine.info().checksum
@@ -452,7 +451,7 @@ class Session:
                 env_version=self._env_versions,
                 engine_queue_depth=self.intake.queue_depth(),
                 experience_backlog=self.store.backlog(),
-                others={**self.intake.losses(), **self.departures.gauges(), **self.watched()},
+                others={**self.intake.losses(), **self.departures.gauges()},
             )
         )
 
