@@ -161,7 +161,7 @@ class Worker:
         if kill or self._exited() or self._seconds() >= self._kill_by_s:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-        return self._exited() and self._process.wait() is not None
+        return self._exited() and self._process.wait(0) is not None
 
     def _exited(self) -> bool:
         """Whether it has ended; where it has, its id is kept from being used again until somebody waits for it."""
