@@ -20,7 +20,10 @@ from hotpot.experience.crashpoints import reach
 from hotpot.experience.log.ledger import Ledger
 from hotpot.experience.log.wal import WalWriter
 from hotpot.experience.records.schema import to_table
-from hotpot.types import AttemptRow, ConsumptionRow
+from hotpot.types import AttemptRow, ConsumptionRow, DiscardRow
+
+_LedgerRows = tuple[Sequence[AttemptRow], Sequence[ConsumptionRow], Sequence[DiscardRow]]
+_NONE: _LedgerRows = ((), (), ())
 
 
 class Journal:
@@ -56,6 +59,7 @@ class Journal:
         tables: dict[str, pa.Table],
         attempts: Sequence[AttemptRow] = (),
         consumptions: Sequence[ConsumptionRow] = (),
+        discards: Sequence[DiscardRow] = (),
         *,
         update: int | None = None,
         batches: int = 0,
@@ -66,7 +70,8 @@ class Journal:
         :class:`StoreError` where log or ledger fail.
         """
         logged = threading.Event()
-        written = self._thread.submit(self._write, tables, attempts, consumptions, update, batches, logged)
+        rows = (attempts, consumptions, discards)
+        written = self._thread.submit(self._write, tables, rows, update, batches, logged)
         written.add_done_callback(lambda _: logged.set())
         with self._span("log"):
             logged.wait()
@@ -75,7 +80,7 @@ class Journal:
 
     def note(self, tables: dict[str, pa.Table]) -> None:
         """Write one frame of ``tables`` for a thread that has no spans. Raises :class:`StoreError` as :meth:`write`."""
-        self._thread.submit(self._write, tables, (), (), None, 0, threading.Event()).result()
+        self._thread.submit(self._write, tables, _NONE, None, 0, threading.Event()).result()
 
     def wait(self) -> None:
         """Wait for a frame whose caller was interrupted, so that what is decided next is decided on its outcome."""
@@ -112,14 +117,14 @@ class Journal:
     def _write(
         self,
         tables: dict[str, pa.Table],
-        attempts: Sequence[AttemptRow],
-        consumptions: Sequence[ConsumptionRow],
+        rows: _LedgerRows,
         update: int | None,
         batches: int,
         logged: threading.Event,
     ) -> None:
         with self._guard:
             self._check()
+            attempts, consumptions, discards = rows
             ended = [*self._ledger.not_logged(), *attempts]
             if ended:
                 tables = {**tables, "attempts": to_table("attempts", ended)}
@@ -129,7 +134,7 @@ class Journal:
             position = self._log.append(tables)
             logged.set()
             try:
-                self._ledger.apply(position, ended, consumptions, update)
+                self._ledger.apply(position, ended, consumptions, update, discards)
             except StoreError as error:
                 self._broken = str(error)
                 raise
@@ -137,7 +142,7 @@ class Journal:
 
     def _end(self, reason: str) -> None:
         self._ledger.drop_leased(reason)
-        self._write({}, (), (), None, 0, threading.Event())
+        self._write({}, _NONE, None, 0, threading.Event())
 
     def _check(self) -> None:
         if self._broken is not None:
