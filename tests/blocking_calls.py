@@ -1,7 +1,8 @@
 """Finds calls that can wait for ever, in source text: by the call's name and by what it is given.
 
 A call waits with a deadline where it is given one (``timeout=``, or the argument that is one), where it is told not to wait
-(``LOCK_NB``, ``WNOHANG``, ``block=False``), or where the same function bounds it beforehand (``settimeout``, ``poll(s)``).
+(``LOCK_NB``, ``WNOHANG``, ``block=False``), or where the same function bounds it beforehand (``settimeout``, ``poll(s)``) or
+expects that it doesn't (``except BlockingIOError``).
 What a name stands for is not known here, so that names which mean harmless things elsewhere are told apart by their arguments:
 ``queue.get()`` waits, ``mapping.get(key)`` does not.
 """
@@ -45,6 +46,11 @@ def blocking_calls(source: str) -> list[Blocking]:
     for function, body in _functions(tree):
         calls = _calls(body)
         beforehand = {_name(call) for call in calls if call.args}
+        if any(
+            isinstance(node, ast.ExceptHandler) and _catches(node, "BlockingIOError")
+            for node in _within(body)
+        ):
+            beforehand.add("settimeout")
         found += [
             Blocking(function, ast.unparse(call.func), call.lineno)
             for call in calls
@@ -135,6 +141,10 @@ def _name(call: ast.Call) -> str:
 
 def _owner(call: ast.Call) -> str:
     return ast.unparse(call.func.value).rpartition(".")[2] if isinstance(call.func, ast.Attribute) else ""
+
+
+def _catches(handler: ast.ExceptHandler, name: str) -> bool:
+    return handler.type is not None and name in ast.unparse(handler.type)
 
 
 def _of_text(call: ast.Call) -> bool:

@@ -191,6 +191,14 @@ def test_an_actor_has_as_long_as_its_calls_may_take() -> None:
     assert any(supervisor.turn(turn * 0.5, patient).decisions for turn in range(42, 45))
 
 
+def test_an_actor_that_says_it_is_broken_is_replaced_at_once() -> None:
+    state = ActorState(
+        actor_id="a", actor_group="g", progress=3, calls=0, since_s=None, broken="a has 5 calls that hang"
+    )
+    (decision,) = Supervisor(SETTINGS).turn(0.0, actor_beats([state], call_timeout_s=20.0)).decisions
+    assert decision == Replace(actor_id="a", reason="a has 5 calls that hang")
+
+
 def test_each_part_has_a_beat() -> None:
     assert engine_beat("e", progress=9, requests=2) == beat("e", 9, 2, PartKind.ENGINE)
     assert learner_beat("l", busy=True, beat=(4, 1.5)) == beat("l", 4, 1, PartKind.LEARNER)

@@ -29,7 +29,7 @@ class Beat:
 
     ``progress`` is any number that changes with every piece of work done; ``work`` counts what waits for the part or is
     under way in it, 0 where there is nothing. ``patience_s`` is how long one piece of work may lawfully take: the part is
-    not taken for dead before.
+    not taken for dead before. ``broken`` is why it says itself that it can't go on, empty where it can.
     """
 
     part: str
@@ -37,6 +37,7 @@ class Beat:
     progress: float
     work: int
     patience_s: float = 0.0
+    broken: str = ""
 
 
 def actor_beats(states: Iterable[ActorState], *, call_timeout_s: float) -> list[Beat]:
@@ -48,14 +49,16 @@ def actor_beats(states: Iterable[ActorState], *, call_timeout_s: float) -> list[
             progress=state.progress,
             work=state.calls,
             patience_s=call_timeout_s,
+            broken=state.broken,
         )
         for state in states
     ]
 
 
-def engine_beat(part: str, *, progress: float, requests: int) -> Beat:
-    """Return the beat of an engine: ``progress`` in tokens or steps, and the requests in it."""
-    return Beat(part=part, kind=PartKind.ENGINE, progress=progress, work=requests)
+def engine_beat(part: str, *, progress: float, requests: int, patience_s: float = 0.0) -> Beat:
+    """Return the beat of an engine: ``progress`` in tokens, or in answers where tokens are not seen to come (then one request
+    may take ``patience_s`` seconds), and the requests in it."""
+    return Beat(part=part, kind=PartKind.ENGINE, progress=progress, work=requests, patience_s=patience_s)
 
 
 def learner_beat(part: str, *, busy: bool, beat: tuple[int, float]) -> Beat:

@@ -11,6 +11,7 @@
                                           store, queue     ──► Warn, once for each silence (the store ends the run itself)
 
 Owns the judgement. Acts on nothing, reads no clock (the caller's monotonic one comes in), and has no thread.
+A part that says itself that it is broken is treated like the dead, at once.
 Invariants: a part without work, or one whose progress changed within its bound, is never taken for dead; one that stops
 with work is, ``dead_after_s`` and two turns later at most; no pause between two turns of its own counts for more than a
 quarter of ``dead_after_s``, so that nobody dies of a machine that slept.
@@ -109,7 +110,8 @@ class Supervisor:
         for beat in beats:
             part = self._parts[beat.part]
             silent_s = at_s - part.since_s
-            if beat.work and not part.told and silent_s >= self._bound_s(beat):
+            late = bool(beat.work) and silent_s >= self._bound_s(beat)
+            if not part.told and (beat.broken or late):
                 decision, event = self._dead(part, beat, silent_s, at_s)
                 decisions.append(decision)
                 events.append(event)
@@ -153,13 +155,15 @@ class Supervisor:
         return max(self._settings.dead_after_s, patience_s)
 
     def _dead(self, part: _Part, beat: Beat, silent_s: float, at_s: float) -> tuple[Decision, Event]:
-        reason = f"{beat.part} made no progress for {silent_s:.1f} s with {beat.work} waiting for it"
+        silence = f"{beat.part} made no progress for {silent_s:.1f} s with {beat.work} waiting for it"
+        reason = beat.broken or silence
         detail = {
             "part": beat.part,
             "kind": beat.kind.value,
             "silent_s": round(silent_s, 3),
             "work": beat.work,
             "progress": beat.progress,
+            "broken": beat.broken,
         }
         if beat.kind in (PartKind.STORE, PartKind.QUEUE):
             part.told = True
