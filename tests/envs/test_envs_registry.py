@@ -176,9 +176,9 @@ def test_a_spec_that_no_package_registers_is_named_by_its_module(
     found = load_environment("hotpot.testing.environments:ECHO", {"num_calls": 2})
     assert found.spec is ECHO
     assert found.env_version == echo_environment({"num_calls": 2}).env_version
-    with pytest.raises(EnvironmentSpecError, match="can't be imported from 'hotpot.testing.nowhere:SPEC'"):
+    with pytest.raises(EnvironmentSpecError, match=r"can't be imported from 'hotpot\.testing\.nowhere:SPEC'"):
         load_environment("hotpot.testing.nowhere:SPEC")
     with pytest.raises(EnvironmentSpecError, match="is a ABCMeta, not an EnvironmentSpec"):
         load_environment("hotpot.testing.environments:EchoEnvironment")
-    with pytest.raises(EnvironmentSpecError, match="is a module|can.t be imported"):
+    with pytest.raises(EnvironmentSpecError, match=r"is a module|can.t be imported"):
         load_environment("hotpot.testing.environments:")
