@@ -156,11 +156,13 @@ class Journal:
             before = self._log.position.offset
             position = self._log.append(tables)
             logged.set()
+            self._broken = "a frame is in the log that the ledger was not told of"  # until it is
             try:
                 self._ledger.apply(position, ended, consumptions, update, discards)
             except StoreError as error:
                 self._broken = str(error)
                 raise
+            self._broken = None
             self._noted(position.offset - before, batches)
 
     def _end(self, reason: str) -> None:
