@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-faults bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
+.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-faults bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults bench-stale
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -119,6 +119,9 @@ bench-replay: $(VENV)/.base  ## Whether replay helps: paired runs on a sparse re
 
 bench-resume: $(VENV)/.base  ## Kill training at every named place and compare what comes of it with an uninterrupted run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/resume.py
+
+bench-stale: $(VENV)/.base  ## What a correction is worth on data that is 8 updates old: paired runs of the order desk
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/stale.py
 
 bench-store: $(VENV)/.bench  ## The experience store at scale, and against others; SCALE=0.02 takes a minute
 	SCALE=$(or $(SCALE),1) $(BIN)/python benchmarks/store.py

@@ -8,7 +8,8 @@ was collected once, discarded, or (asynchronous) waits. A case whose fault did n
 Controls: a run without faults meets none; one that hangs with nobody watching is found to hang.
 
 Environment: ``CASES`` (beginnings of names, ``engine_step,lake``), ``TOPOLOGIES`` (``sync,async``), ``TIMES`` (default 3),
-``SEED``, ``JOBS`` (runs side by side, default 1), ``DEADLINE_S``, ``KEEP`` (a folder for the runs, which stay). The last line is JSON.
+``SEED``, ``JOBS`` (runs side by side, default 1), ``DEADLINE_S``, ``CONTROLS`` (0 leaves them out), ``KEEP`` (a folder for
+the runs, which stay). The last line is JSON.
 """
 
 import json
@@ -66,7 +67,8 @@ def main() -> int:
     folder, tally = Path(base), Tally()
     try:
         runs.make_model(folder / "model")
-        controls(folder, topologies, tally)
+        if os.environ.get("CONTROLS", "1") != "0":
+            controls(folder, topologies, tally)
         todo = [
             (folder / f"{number}-{turn}", topology, case.at(turn, seed), turn)
             for number, (topology, case) in enumerate(chosen(names, topologies))

@@ -44,6 +44,15 @@ SETTINGS: dict[str, Any] = {
     "actors": {"call_timeout_s": 2.0},
 }  # fmt: skip
 
+PRELOADED = [
+    "hotpot.topology",
+    "hotpot.cli.main",
+    "hotpot.testing.faults",
+    "hotpot.testing.coin",
+    "torch._dynamo",
+]
+"""What every run imports, the last one at its first optimiser step."""
+
 PROCESSES = ("run.deterministic=false", "actors.kind=processes", "actors.actors_per_group=2")
 """What the topologies with processes of their own have beside that."""
 
@@ -125,9 +134,7 @@ def _lives(leader: int | None) -> bool:
 
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["hotpot.topology", "hotpot.cli.main", "hotpot.testing.faults", "hotpot.testing.coin"]
-    )
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from hotpot.config.sections import QueueSection
 from hotpot.testing.records import make_trajectory
+from hotpot.topology.collecting.discards import Discard, discard_rows, discards, oldest_version
 from hotpot.topology.collecting.groups import CompleteGroup
-from hotpot.topology.collecting.queue import Discard, Taken, TrajectoryQueue, oldest_version
+from hotpot.topology.collecting.queue import Taken, TrajectoryQueue
 from hotpot.types import DiscardReason, Trajectory
 
 
@@ -85,6 +86,13 @@ def test_weights_that_are_served_under_another_number_are_as_old_as_that_one() -
     waiting = TrajectoryQueue(QueueSection(max_staleness=0), batch_groups=1, group_size=1, aliases={3: 7})
     waiting.put(group(0, [3]), policy_version=7)
     assert waiting.take(0.0, policy_version=7).is_batch
+
+
+def test_a_discard_has_its_row() -> None:
+    found = discards(group(3, [4]).trajectories, DiscardReason.SURPLUS, policy_version=6, aliases={4: 5})
+    (row,) = discard_rows(found, run_id="run", update=7, time_us=8)
+    assert (row.trajectory_id, row.group_id, row.reason, row.staleness) == ("3.0.0", "g3", "surplus", 1)
+    assert (row.run_id, row.update, row.policy_version, row.time_us) == ("run", 7, 6, 8)
 
 
 def test_a_batch_is_in_order_of_finishing_over_its_groups() -> None:

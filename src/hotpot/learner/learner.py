@@ -20,7 +20,7 @@ non-finite loss or gradient never reaches the weights; the weights change inside
 :meth:`Learner.load` only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,10 @@ class Learner:
     def weights(self) -> Weights:
         """Return the weights of :meth:`policy` by name. They may be live: copy them before the next update changes them."""
         return {name: tensor.detach() for name, tensor in self.policy().state_dict().items()}
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """Call ``told`` after every pass of a model and every optimiser step, as long as this learner learns."""
+        self._parts.watch(told)
 
     @property
     def precision(self) -> Precision:

@@ -23,9 +23,10 @@ from hotpot.ids import group_id
 from hotpot.models import use_threads
 from hotpot.rollout import NOTHING, EpisodePlan, Past
 from hotpot.rollout.collector import WAIT_S
+from hotpot.topology.collecting.discards import Discard, discards
 from hotpot.topology.collecting.harvest import KEEP_WITHIN_S, Harvest, Harvested
 from hotpot.topology.collecting.lines import Line, Standing
-from hotpot.topology.collecting.queue import Discard, Taken, surplus_of
+from hotpot.topology.collecting.queue import Taken
 from hotpot.topology.learning.protocol import Learned, Work
 from hotpot.topology.resume.left import NOTHING_LEFT
 from hotpot.topology.session import Session
@@ -133,7 +134,7 @@ class Flow:
             gone += self.line.put(group, version)
         for name in harvested.empty:
             self.line.empty(name)
-        gone += [surplus_of(trajectory, version) for trajectory in harvested.surplus]
+        gone += discards(harvested.surplus, DiscardReason.SURPLUS, policy_version=version)
         self.session.discard(gone)
         self._watch.ended(harvested.ends)
 
@@ -163,7 +164,7 @@ class Flow:
         collected = taken.trajectories
         if not learnable(collected) and not taken.missing:
             version = session.progress.policy_version
-            session.discard([surplus_of(one, version, DiscardReason.NOT_LEARNABLE) for one in collected])
+            session.discard(discards(collected, DiscardReason.NOT_LEARNABLE, policy_version=version))
             self.line.learned()
             return
         update = session.begin_update()

@@ -30,9 +30,9 @@ from hotpot.rollout import NOTHING, EpisodePlan, Rollout, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology.checks.self_test import run_self_test
 from hotpot.topology.collecting.departures import Departures
+from hotpot.topology.collecting.discards import Discard, discard_rows, discards
 from hotpot.topology.collecting.harvest import collect_groups
 from hotpot.topology.collecting.intake import Intake
-from hotpot.topology.collecting.queue import Discard, surplus_of
 from hotpot.topology.learning.protocol import Learning
 from hotpot.topology.parts.engines import Threads
 from hotpot.topology.parts.ingredients import RunEnvironment
@@ -48,7 +48,7 @@ from hotpot.topology.updates.batch import UpdateBatch, learnable
 from hotpot.topology.updates.evidence import Evidence, halving_events
 from hotpot.topology.updates.outcomes import update_outcomes
 from hotpot.topology.updates.refill import Refill
-from hotpot.types import EvaluationRow, Purpose, Trajectory, UpdateRow
+from hotpot.types import DiscardReason, EvaluationRow, Purpose, Trajectory, UpdateRow
 
 Save = Callable[[Path, Mapping[str, bytes], Mapping[str, Any]], None]
 """Writes the learner's state into a folder, with the model's files and what the run says of itself."""
@@ -178,7 +178,7 @@ class Session:
             check=self.stop.check,
         )
         surplus = [t for harvested in brought for t in harvested.surplus]
-        self.discard([surplus_of(t, self.progress.policy_version) for t in surplus])
+        self.discard(discards(surplus, DiscardReason.SURPLUS, policy_version=self.progress.policy_version))
         pairs = [
             pair
             for harvested in brought
@@ -188,11 +188,13 @@ class Session:
         reach("collected")
         return [trajectory for _, trajectory in sorted(pairs, key=lambda pair: pair[0])]
 
-    def discard(self, discards: Sequence[Discard]) -> None:
+    def discard(self, gone: Sequence[Discard]) -> None:
         """Put on the ledger and on the record which finished trajectories are not learned from, and why."""
-        if discards:
+        if gone:
             with self.timeline.span("store"):
-                self.store.record([self.event("discards", {"discards": [asdict(one) for one in discards]})])
+                self.store.discard(
+                    discard_rows(gone, run_id=self.run_id, update=self.progress.update, time_us=rows.now_us())
+                )
 
     def draw(self, batch: UpdateBatch, *, missing: int = 0) -> UpdateBatch:
         """Return ``batch`` with what replay draws beside what was collected, if it is on; ``missing`` trajectories more than

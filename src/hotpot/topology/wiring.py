@@ -24,7 +24,7 @@ from hotpot.models import keep_freed_memory
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
-from hotpot.rollout.actors import Actors, InlineActors, ThreadActors
+from hotpot.rollout.actors import Actors, InlineActors, ProcessActors, ThreadActors
 from hotpot.rollout.collection import Places, even_places
 from hotpot.timeline import Timeline
 from hotpot.topology.collecting.departures import Departures
@@ -33,6 +33,7 @@ from hotpot.topology.collecting.intake import Intake
 from hotpot.topology.halves import check_source, first_policy_version
 from hotpot.topology.introduction import introduce
 from hotpot.topology.learning.inline import InlineLearning
+from hotpot.topology.learning.process import LearnerProcess
 from hotpot.topology.learning.protocol import Learning
 from hotpot.topology.parts.engines import Threads, choose_threads, frozen_sampling, make_engine
 from hotpot.topology.parts.ingredients import (
@@ -106,7 +107,7 @@ def wire(
         sampling = frozen_sampling(recipe)
         engine = make_engine(recipe, learner.policy(), sampling, version)
         stack.callback(engine.close)
-        rollout = _rollout(recipe, made, engine, sampling, store, run_id, timeline)
+        rollout = _rollout(recipe, made, engine, sampling, store, folder, timeline)
         stack.callback(rollout.close)
         sampler = TaskSampler(
             made.mix,
@@ -245,7 +246,7 @@ def _rollout(
     engine: Engine,
     sampling: dict[Purpose, SamplingParams],
     store: ExperienceStore,
-    run_id: str,
+    folder: Path,
     timeline: Timeline,
 ) -> Rollout:
     scenes = {
@@ -253,7 +254,7 @@ def _rollout(
             environment=one.environment,
             system_prompt=one.system_prompt,
             provenance=Provenance(
-                run_id=run_id,
+                run_id=store.run_id,
                 seed=recipe.run.seed,
                 actor_id="actor-0",
                 actor_group="group-0",
@@ -273,7 +274,7 @@ def _rollout(
         attempts=store.ledger,
         redact=made.redactor.redact,
         timeline=timeline,
-        actors=_actors(recipe, made),
+        actors=_actors(recipe, made, folder),
         places=_places(recipe),
         deterministic=recipe.run.deterministic,
     )
@@ -281,13 +282,29 @@ def _rollout(
 
 def _learning(recipe: Recipe, learner: Learner, folder: Path, threads: Threads, update: int) -> Learning:
     """Return whoever learns in an asynchronous topology, in the state of the checkpoint of ``update``."""
-    return InlineLearning(learner, num_threads=threads.learner)
+    if recipe.topology.serial:
+        return InlineLearning(learner, num_threads=threads.learner)
+    return LearnerProcess(
+        recipe,
+        run=folder,
+        num_threads=threads.learner,
+        source=checkpoint_folder(folder, update),
+        first=checkpoint_folder(folder, list_checkpoints(folder)[0]),
+        lost_updates=learner.lost_updates,
+    )
 
 
-def _actors(recipe: Recipe, made: Ingredients) -> Actors:
+def _actors(recipe: Recipe, made: Ingredients, folder: Path) -> Actors:
     makers = {one.member.name: one.environment.make for one in made.environments}
     if recipe.actors.kind == "threads":
         return ThreadActors(makers, recipe.actors)
+    if recipe.actors.kind == "processes":
+        return ProcessActors(
+            {one.member.name: one.environment for one in made.environments},
+            recipe.actors,
+            beat_s=recipe.supervision.beat_s,
+            logs=folder / "logs",
+        )
     return InlineActors(makers, recipe.actors)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of everything in this module. It grows by one with every change of a column that has landed."""
 
 
@@ -518,6 +518,27 @@ class ConsumptionRow:
     schema_version: int = column("Version of this schema")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DiscardRow:
+    """Table ``discards``: one finished trajectory that no update learns from as fresh, mirrored from the ledger."""
+
+    run_id: str = column("Run")
+    trajectory_id: str = column("Trajectory")
+    group_id: str = column("Group")
+    reason: str = column(
+        "Why: stale, overflow_oldest or overflow_newest (of the queue), surplus (its group had enough)"
+    )
+    update: int = column("Update in progress, or to come, when it was discarded")
+    policy_version: int = column("The learner's policy version then")
+    staleness: int = column(
+        "policy_version minus the oldest version that sampled a token of the trajectory (weights of another number that are "
+        "the same, after a resume, taken for the same)",
+        unit="policy versions",
+    )
+    time_us: int = column("When", unit="microseconds since the epoch")
+    schema_version: int = column("Version of this schema")
+
+
 TABLES: dict[str, type] = {
     "steps": StepRow,
     "trajectories": TrajectoryRow,
@@ -531,5 +552,6 @@ TABLES: dict[str, type] = {
     "quarantine": QuarantineRow,
     "attempts": AttemptRow,
     "consumptions": ConsumptionRow,
+    "discards": DiscardRow,
 }
 """Every table of the lake and the class of its rows."""

@@ -20,7 +20,10 @@ from hotpot.experience.crashpoints import reach
 from hotpot.experience.log.ledger import Ledger
 from hotpot.experience.log.wal import WalWriter
 from hotpot.experience.records.schema import to_table
-from hotpot.types import AttemptRow, ConsumptionRow
+from hotpot.types import AttemptRow, ConsumptionRow, DiscardRow
+
+_LedgerRows = tuple[Sequence[AttemptRow], Sequence[ConsumptionRow], Sequence[DiscardRow]]
+_NONE: _LedgerRows = ((), (), ())
 
 LONGEST_WRITE_S = 300.0
 """Longest wait for a frame: a disk that takes none for so long hangs. Far above what a busy one takes for its slowest sync."""
@@ -59,6 +62,7 @@ class Journal:
         tables: dict[str, pa.Table],
         attempts: Sequence[AttemptRow] = (),
         consumptions: Sequence[ConsumptionRow] = (),
+        discards: Sequence[DiscardRow] = (),
         *,
         update: int | None = None,
         batches: int = 0,
@@ -69,7 +73,8 @@ class Journal:
         :class:`StoreError` where log or ledger fail, or take longer than :data:`LONGEST_WRITE_S`.
         """
         logged = threading.Event()
-        written = self._thread.submit(self._write, tables, attempts, consumptions, update, batches, logged)
+        rows = (attempts, consumptions, discards)
+        written = self._thread.submit(self._write, tables, rows, update, batches, logged)
         written.add_done_callback(lambda _: logged.set())
         with self._span("log"):
             if not logged.wait(LONGEST_WRITE_S):
@@ -79,7 +84,7 @@ class Journal:
 
     def note(self, tables: dict[str, pa.Table]) -> None:
         """Write one frame of ``tables`` for a thread that has no spans. Raises :class:`StoreError` as :meth:`write`."""
-        self._result(self._thread.submit(self._write, tables, (), (), None, 0, threading.Event()))
+        self._result(self._thread.submit(self._write, tables, _NONE, None, 0, threading.Event()))
 
     def settle(self) -> None:
         """Wait for a frame whose caller was interrupted, so that what is decided next is decided on its outcome."""
@@ -135,14 +140,14 @@ class Journal:
     def _write(
         self,
         tables: dict[str, pa.Table],
-        attempts: Sequence[AttemptRow],
-        consumptions: Sequence[ConsumptionRow],
+        rows: _LedgerRows,
         update: int | None,
         batches: int,
         logged: threading.Event,
     ) -> None:
         with self._guard:
             self._check()
+            attempts, consumptions, discards = rows
             ended = [*self._ledger.not_logged(), *attempts]
             if ended:
                 tables = {**tables, "attempts": to_table("attempts", ended)}
@@ -151,16 +156,18 @@ class Journal:
             before = self._log.position.offset
             position = self._log.append(tables)
             logged.set()
+            self._broken = "a frame is in the log that the ledger was not told of"  # until it is
             try:
-                self._ledger.apply(position, ended, consumptions, update)
+                self._ledger.apply(position, ended, consumptions, update, discards)
             except StoreError as error:
                 self._broken = str(error)
                 raise
+            self._broken = None
             self._noted(position.offset - before, batches)
 
     def _end(self, reason: str) -> None:
         self._ledger.drop_leased(reason)
-        self._write({}, (), (), None, 0, threading.Event())
+        self._write({}, _NONE, None, 0, threading.Event())
 
     def _check(self) -> None:
         if self._broken is not None:

@@ -159,10 +159,11 @@ class WalWriter:
             raise StoreError(
                 f"log segment {self.path} broke earlier ({self._broken}); stop and resume the run"
             )
-        start = self._end
+        start, pieces = self._end, _encode(tables, self.frames)
+        self._broken = "a frame was left half-written"  # stands where anything unforeseen is raised below
         try:
             reach("log_write")
-            self._write(_encode(tables, self.frames))
+            self._write(pieces)
             reach("wal_written")
         except OSError as error:
             self._cut(start, error)
@@ -177,6 +178,7 @@ class WalWriter:
             raise StoreError(
                 f"log segment {self.path} could not be made durable: {error}; stop, check the disk, resume"
             ) from error
+        self._broken = None
         self.frames += 1
         return self.position
 
@@ -203,6 +205,8 @@ class WalWriter:
             os.ftruncate(self._file, start)
         except OSError:
             self._broken = f"a failed write could not be cut off: {cause}"
+        else:
+            self._broken = None
 
 
 def read_segment(path: Path, *, sealed: bool, acknowledged_bytes: int = 0) -> LogSegment:

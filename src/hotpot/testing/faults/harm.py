@@ -39,7 +39,8 @@ def failure(fault: Fault) -> Exception:
         "learner": LearnerError,
         "actor": ConnectionResetError,
     }
-    return kinds.get(fault.part, HotpotError)(words)
+    # Our own parts name themselves in what they raise; a device doesn't, whoever uses it has to.
+    return kinds.get(fault.part, HotpotError)(f"the {fault.part} refused: {words}")
 
 
 def garbage(place: str, value: Any, rng: Random) -> tuple[Any, str] | None:

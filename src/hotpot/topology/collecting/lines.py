@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hotpot.topology.collecting.batches import BatchesAhead
+from hotpot.topology.collecting.discards import Discard
 from hotpot.topology.collecting.groups import CompleteGroup
-from hotpot.topology.collecting.queue import Discard, Taken, TrajectoryQueue
+from hotpot.topology.collecting.queue import Taken, TrajectoryQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

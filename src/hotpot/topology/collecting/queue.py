@@ -17,23 +17,13 @@ than ``depth`` trajectories wait, but where one batch alone has more (room for o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hotpot.config.sections import QueueSection
+from hotpot.topology.collecting.discards import Discard, discards, oldest_version
 from hotpot.topology.collecting.groups import CompleteGroup
 from hotpot.types import DiscardReason, Trajectory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discard:
-    """A trajectory that nobody learns from: why, and how stale it was for the weights ``policy_version`` then."""
-
-    trajectory_id: str
-    group_id: str
-    reason: DiscardReason
-    policy_version: int
-    staleness: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,9 +109,7 @@ class TrajectoryQueue:
             reason, place = DiscardReason.OVERFLOW_NEWEST, -1
         while self._settings.when_full != "block" and self._overfull(place):
             gone.append(self._waiting.pop(place))
-        found = [self._discard(t, reason, policy_version) for one in gone for t in one.trajectories]
-        self.counts.discarded += len(found)
-        return tuple(found)
+        return self._discard([t for one in gone for t in one.trajectories], reason, policy_version)
 
     def take(self, now_s: float, *, policy_version: int) -> Taken:
         """Ask for a batch while the learner is idle; the wait counts from the first time of asking after the last batch.
@@ -216,29 +204,21 @@ class TrajectoryQueue:
         bound = self._settings.max_staleness
         if bound is None:
             return ()
-        found: list[Discard] = []
+        stale: list[Trajectory] = []
         kept: list[CompleteGroup] = []
         for group in self._waiting:
             fresh = [self.staleness(one, policy_version) <= bound for one in group.trajectories]
-            found += [
-                self._discard(one, DiscardReason.STALE, policy_version)
-                for one, is_fresh in zip(group.trajectories, fresh, strict=True)
-                if not is_fresh
-            ]
+            stale += [one for one, stays in zip(group.trajectories, fresh, strict=True) if not stays]
             if any(fresh):
                 kept.append(group if all(fresh) else _part(group, fresh))
         self._waiting = kept
-        self.counts.discarded += len(found)
-        return tuple(found)
+        return self._discard(stale, DiscardReason.STALE, policy_version)
 
-    def _discard(self, trajectory: Trajectory, reason: DiscardReason, policy_version: int) -> Discard:
-        return Discard(
-            trajectory_id=trajectory.row.trajectory_id,
-            group_id=trajectory.row.group_id,
-            reason=reason,
-            policy_version=policy_version,
-            staleness=self.staleness(trajectory, policy_version),
-        )
+    def _discard(
+        self, gone: Sequence[Trajectory], reason: DiscardReason, policy_version: int
+    ) -> tuple[Discard, ...]:
+        self.counts.discarded += len(gone)
+        return discards(gone, reason, policy_version=policy_version, aliases=self._aliases)
 
     def _hand_out(self, size: int, taken: Taken) -> Taken:
         groups, self._waiting = tuple(self._waiting[:size]), self._waiting[size:]
@@ -247,27 +227,6 @@ class TrajectoryQueue:
         self.counts.batches += 1
         self.counts.late_batches += taken.late
         return replace(taken, groups=groups)
-
-
-def surplus_of(
-    trajectory: Trajectory, policy_version: int, reason: DiscardReason = DiscardReason.SURPLUS
-) -> Discard:
-    """Return the discard of a trajectory that never came to wait; ``policy_version``: the learner's."""
-    return Discard(
-        trajectory_id=trajectory.row.trajectory_id,
-        group_id=trajectory.row.group_id,
-        reason=reason,
-        policy_version=policy_version,
-        staleness=policy_version - oldest_version(trajectory, {}),
-    )
-
-
-def oldest_version(trajectory: Trajectory, aliases: Mapping[int, int]) -> int:
-    """Return the oldest policy version that sampled a token of ``trajectory``; of one without tokens, its row's."""
-    versions = {version for step in trajectory.steps for version in step.span_policy_version}
-    return min(
-        (aliases.get(version, version) for version in versions or {trajectory.row.policy_version}),
-    )
 
 
 def _part(group: CompleteGroup, keep: list[bool]) -> CompleteGroup:

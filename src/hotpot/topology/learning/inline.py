@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hotpot.errors import HotpotError, LearnerError
+from hotpot.errors import LearnerError
 from hotpot.learner import Learner
 from hotpot.models import Weights, checksum, copy_weights, use_threads
-from hotpot.topology.learning.protocol import Learned, Work
+from hotpot.topology.learning.protocol import TOLD, Learned, Work
 
 
 class InlineLearning:
@@ -77,7 +77,7 @@ class InlineLearning:
         use_threads(self._num_threads)
         try:
             self._outcome = what()
-        except (HotpotError, MemoryError, RuntimeError, OSError) as error:
+        except TOLD as error:
             self._outcome = error
         self._done, self._last = self._done + 1, time.monotonic()
 

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 from hotpot.experience import Ledger, RunReader, read_trajectories
 from hotpot.rollout import NOTHING, Past
 from hotpot.topology.resume.position import INTERRUPTIONS, next_attempts
+from hotpot.topology.resume.waiting import COLLECTED
+from hotpot.types import Purpose
 
-_GROUPS = """
+_GROUPS = f"""
 SELECT a.group_id, a.episode_id, a.attempt_id, a.state, a.reason,
        t.trajectory_id IS NOT NULL AND c.trajectory_id IS NOT NULL AS collected,
-       FALSE AS discarded
+       t.trajectory_id IS NOT NULL AND d.trajectory_id IS NOT NULL AS discarded
 FROM attempts a
 LEFT JOIN trajectories t ON t.attempt_id = a.attempt_id
-LEFT JOIN (SELECT DISTINCT unnest(collected_trajectories) AS trajectory_id FROM updates) c
-       ON c.trajectory_id = t.trajectory_id
-WHERE a.purpose = 'training' AND regexp_full_match(a.group_id, 'g[0-9]+')
+LEFT JOIN (SELECT DISTINCT trajectory_id FROM ({COLLECTED})) c ON c.trajectory_id = t.trajectory_id
+LEFT JOIN discards d ON d.trajectory_id = t.trajectory_id
+WHERE a.purpose = '{Purpose.TRAINING.value}' AND regexp_full_match(a.attempt_id, '[0-9]+[.][0-9]+[.][0-9]+')
 """
 
 
