@@ -222,7 +222,7 @@ class LearnerProcess:
     def _hear(self) -> bool:
         """Take one byte; return whether there was one, and not the end of the process."""
         try:
-            return bool(self._channel.recv(1))
+            return bool(self._channel.recv(1, socket.MSG_DONTWAIT))
         except ConnectionError:
             return False
 
