@@ -3,11 +3,13 @@
 usage: topology_kill_worker.py WHERE:COUNT:SIGNAL|never ARGUMENTS...
 
 Lines on standard output: ``kept ID...`` after an append returned, ``learned N`` after an update was recorded, and
-whatever the command prints. The process sends itself SIGNAL the COUNT-th time it gets to WHERE.
+whatever the command prints. The process sends itself SIGNAL the COUNT-th time it gets to WHERE; where that is ``hang``, it hangs
+there.
 """
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,8 @@ def reach(place: str) -> None:
     if place == where:
         left -= 1
         if left == 0:
+            if number == "hang":
+                time.sleep(3600)
             os.kill(os.getpid(), int(number))
 
 

@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterable
 
 from hotpot.errors import SupervisionError
+from hotpot.rollout.actors import ProcessActors
 from hotpot.rollout.collection import AttemptEnd
 from hotpot.topology.collecting.harvest import Harvest
 from hotpot.topology.collecting.lines import Line
+from hotpot.topology.learning.process import LearnerProcess
 from hotpot.topology.learning.protocol import Learning
 from hotpot.topology.session import Session
 from hotpot.topology.supervision.beats import (
@@ -38,7 +40,7 @@ class Watch:
         self._versions = {
             one.member.name: one.environment.env_version.version for one in session.environments
         }
-        session.dog.silent = self.supervisor.silent
+        session.dog.silent, session.dog.children = self.supervisor.silent, self._children
 
     def turn(self, harvest: Harvest) -> None:
         """Look at every part, where that is due, and do what follows.
@@ -87,6 +89,12 @@ class Watch:
             store_beat("store", archived=-backlog, backlog=backlog),
             queue_beat("queue", moved=harvest.groups.counts.finished, waiting=waiting),
         ]
+
+    def _children(self) -> dict[str, int]:
+        """Return the processes that are the run's, by name."""
+        actors, learning = self._session.rollout.actors, self._learning
+        found = actors.pids() if isinstance(actors, ProcessActors) else {}
+        return found | ({"learner": learning.pid} if isinstance(learning, LearnerProcess) else {})
 
     def _rest(self, harvest: Harvest, now_s: float) -> None:
         """Say which environments may begin; one attempt of such as have rested."""

@@ -125,6 +125,7 @@ def wire(
         dog = stack.enter_context(
             watch(folder, stop_after_s=recipe.supervision.stop_after_s, timeline=timeline)
         )
+        learner.watch(dog.turn)
         intake = Intake(
             rollout, store, timeline, stop, view, num_threads=threads.engine, counts=history.counts,
             past=resumption.past, turn=dog.turn,
