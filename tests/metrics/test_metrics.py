@@ -306,8 +306,8 @@ def notes_lost_share(rows: Rows) -> float:
 def length_bias(rows: Rows, column: str) -> float:
     """Return the ratio of means over updates 1 and 2: what they collected, and what was issued about then."""
     found = {row.trajectory_id: row for row in training(rows["trajectories"])}
-    collected = [getattr(found[name], column) for names in COLLECTED.values() for name in names]
-    about = [
+    collected: list[float] = [getattr(found[name], column) for names in COLLECTED.values() for name in names]
+    about: list[float] = [
         getattr(row, column)
         for first, last in ((0, 5), (4, 9))
         for row in found.values()

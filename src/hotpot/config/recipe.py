@@ -97,6 +97,30 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _queue_fits(self) -> Self:
+        topology, queue = self.topology, self.queue
+        if topology.kind != "async":
+            return self
+        batch = self.rollout.tasks_per_batch * self.rollout.samples_per_task
+        if queue.batch_tokens is None and queue.depth < batch:
+            raise ValueError(
+                f"queue.depth = {queue.depth} is less than the {batch} trajectories of one batch (rollout.tasks_per_batch x "
+                "rollout.samples_per_task); raise it, or set queue.batch_tokens"
+            )
+        behind = topology.publish_every_updates - 1
+        if queue.max_staleness is not None and queue.max_staleness < behind and not topology.publish_every_s:
+            raise ValueError(
+                f"queue.max_staleness = {queue.max_staleness} is below topology.publish_every_updates - 1 = {behind}: before "
+                "each publish everything that is sampled would be too old to learn from; raise the former, or publish more often"
+            )
+        if queue.when_late == "replay" and not self.replay.share:
+            raise ValueError(
+                "queue.when_late = 'replay' fills batches up from section replay, and replay.share = 0 is off; set the latter, "
+                "or queue.when_late = 'smaller'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         if self.learner.minibatches > self.rollout.tasks_per_batch * self.rollout.samples_per_task:
             raise ValueError(
