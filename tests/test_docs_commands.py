@@ -36,6 +36,11 @@ RUN_ELSEWHERE = {"environments.md", "other-readers.md"}
 """Pages whose Python is run by tests of their own (the second's with other programs' packages, in tests/interop)."""
 USAGE_PAGE = "commands.md"
 """Shows usage lines with brackets, written from the commands themselves."""
+BEATS = (
+    '{"elapsed_s":7.0,"parts":[{"part":"actor-0","progress":3,"silent_s":2.5,"work":1},'
+    '{"part":"learner","progress":1,"silent_s":0.0,"work":0}]}'
+)
+"""Detail of an event as the supervisor writes it, less what no page asks for."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
@@ -149,6 +154,7 @@ def written_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [
                 make_row(EvaluationRow, **run, label="before", purpose="evaluation", split="holdout"),
                 make_row(EventRow, **run, kind="publish", detail="{}"),
+                make_row(EventRow, **run, kind="beats", detail=BEATS),
                 make_row(VersionRow, **run, kind="env", manifest="{}", sources="{}"),
                 make_row(MetricRow, **run, name="system/memory_rss_bytes"),
             ]

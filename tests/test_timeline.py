@@ -79,3 +79,12 @@ def test_start_forgets_and_slices_are_bounded(clock: Clock) -> None:
     timeline.start()
     assert timeline.totals() == {"other": 0}
     assert timeline.slices == []
+
+
+def test_whoever_watches_sees_that_it_moves_and_where_it_is() -> None:
+    timeline = Timeline()
+    with timeline.span("a"), timeline.span("b"):
+        assert timeline.open_spans == ("a", "b")
+        assert timeline.moves == 2
+        timeline.totals()
+    assert (timeline.open_spans, timeline.moves) == ((), 4)

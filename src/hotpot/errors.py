@@ -21,6 +21,7 @@ The tree::
     │   ├── BacklogError        the lake takes nothing, and the log is as long as it may get
     │   └── CorruptRecordError  bytes on disk that are not what was written
     ├── SelfTestError       the set-up is wrong: found before anything was learned with it
+    ├── SupervisionError    a part of the run is dead, and can't be replaced
     └── LearnerError        the learner can't go on (empty batch, warm start diverged)
         └── learner.NonFiniteError  non-finite steps in a row; carries the learner's partial result, so it lives there
 
@@ -103,6 +104,10 @@ class CorruptRecordError(StoreError):
 
 class SelfTestError(HotpotError):
     """The set-up is wrong: sampler, learner, masks or publishing do not fit together. Nothing was learned."""
+
+
+class SupervisionError(HotpotError):
+    """A part of the run makes no progress and can't be replaced, or all environments fail. The message names the culprit."""
 
 
 class LearnerError(HotpotError):

@@ -27,6 +27,8 @@ class Timeline:
     ----------
     keep_slices: whether to keep every slice (for the trace file); totals are kept always.
     max_slices: bound on what is kept; further slices are counted in ``dropped_slices``.
+
+    ``moves`` counts spans opened and closed: whoever watches the thread from another sees by it that it moves.
     """
 
     def __init__(self, *, keep_slices: bool = False, max_slices: int = 500_000) -> None:
@@ -39,6 +41,7 @@ class Timeline:
         self._totals: dict[str, float] = {}
         self.slices: list[Slice] = []
         self.dropped_slices = 0
+        self.moves = 0
 
     def start(self) -> None:
         """Begin counting now; forget what was before."""
@@ -53,12 +56,14 @@ class Timeline:
         With ``whole`` they don't: everything inside counts under ``name``, and the inner spans are only slices.
         """
         opened = self._charge()
+        self.moves += 1
         self._stack.append(name)
         self._whole.append(self._whole[-1] or (name if whole else ""))
         try:
             yield
         finally:
             closed = self._charge()
+            self.moves += 1
             self._stack.pop()
             self._whole.pop()
             if self._keep:
@@ -68,6 +73,11 @@ class Timeline:
         """Return seconds by name up to now, with ``other`` for what no span covered. They add up to :attr:`elapsed_s`."""
         self._charge()
         return {"other": 0.0, **self._totals}
+
+    @property
+    def open_spans(self) -> tuple[str, ...]:
+        """Names of the spans that are open, the innermost last. Any thread may ask."""
+        return tuple(self._stack)
 
     @property
     def elapsed_s(self) -> float:

@@ -109,7 +109,7 @@ def test_the_command_line_is_blamed_for_its_own_mistakes(tmp_path: Path) -> None
         ("learner.minibatches='4'", 'learner.minibatches = "4" must be a whole number'),
         ("learner.minibatches=4.0", "learner.minibatches = 4.0 must be a whole number"),
         ("learner.clip_low=inf", "learner.clip_low = Infinity must be a finite number"),
-        ("learner.advantages=best", "must be 'group_mean', 'group_normalized', 'rloo', 'reinforce_pp' or 'gae'"),
+        ("learner.advantages=best", "must be 'group_mean', 'group_normalized', 'rloo', 'reinforce_pp', 'gae' or 'vtrace'"),
         ("run.trace=yes", 'run.trace = "yes" must be true or false'),
         ("run.id=17", "run.id = 17 must be text"),
         ("run.id=?", "must match ^[A-Za-z0-9]"),

@@ -22,6 +22,8 @@ from hotpot.types import (
     SCHEMA_VERSION,
     TABLES,
     ConsumptionRow,
+    DiscardReason,
+    DiscardRow,
     EvaluationRow,
     EventRow,
     GroupRow,
@@ -65,11 +67,21 @@ def write(folder: Path, *, kill: bool) -> None:
         broken = replace(broken, row=replace(broken.row, reward=broken.row.reward + 1.0))
         lost = [make_trajectory(issue=issue, sample=sample) for sample in (5, 6)]
         group.append(make_fork(group[0], 1))
-        store.ledger.lease(make_leases([*group, broken, *lost]))
+        spare = make_trajectory(issue=issue, sample=7)
+        store.ledger.lease(make_leases([*group, broken, *lost, spare]))
         store.ledger.fail(lost[0].row.attempt_id, "broke")
         accepted = store.append([*group, broken]).accepted
+        store.append([spare])
         update = store.ledger.mark("update") + 1
         store.ledger.advance("update", update)
+        row = make_row(
+            DiscardRow,
+            trajectory_id=spare.row.trajectory_id,
+            group_id=spare.row.group_id,
+            reason=DiscardReason.SURPLUS.value,
+            update=update,
+        )
+        store.discard([row], [make_row(EventRow, kind="discarded", detail="{}", update=update)])
         store.record_update(
             make_row(
                 UpdateRow,

@@ -36,6 +36,8 @@ class StubServer:
         self.out = self.most_out = 0
         self.logprobs_mode = "processed_logprobs"
         self.slow_s = 0.0
+        self.hanging = 0
+        self._closed = threading.Event()
         self.cache_tokens = 100_000
         self._sampling = {**sampling, Purpose.EVALUATION: SamplingParams()}
         self._max_context = max_context_tokens
@@ -50,9 +52,16 @@ class StubServer:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
+        self._closed.set()
         self._running.set()
         self._server.shutdown()
         self._server.server_close()
+
+    def hang(self) -> None:
+        """Let a request wait for as long as this server lives."""
+        self.hanging += 1
+        self._closed.wait()
+        self.hanging -= 1
 
     def restart(self, decoder: Decoder) -> None:
         """Lose the weights, as a process that somebody started again."""
@@ -215,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
         elif fault == "hang":
-            time.sleep(1.5)
+            self.stub.hang()
         else:
             found = self.stub.generate(body)
             spoil(found, fault)

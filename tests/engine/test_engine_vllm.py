@@ -20,7 +20,7 @@ from hotpot.models import checksum, next_token_logprobs, save_model
 from hotpot.testing.contracts_engine import ENGINE_CONTRACTS, EngineCase, drain, generate, make_request
 from hotpot.types import Purpose, SamplingParams
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +110,14 @@ def test_a_server_that_is_killed_comes_back_with_the_current_weights(server: Ser
 def hotpot(*words: str) -> str:
     """Run a command as a user does and return what it said."""
     program = [sys.executable, "-c", "from hotpot.cli.main import main; main()", *words]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+@pytest.mark.timeout(
+    1500
+)  # two commands and a server of their own: two minutes, many more where others use the cores
 def test_the_order_desk_trains_through_it(tmp_path: Path) -> None:
     engine = ["engine.kind=vllm", f"engine.python={vllm_python()}"]
     model, runs, recipe = str(tmp_path / "model"), str(tmp_path / "runs"), "recipes/order_desk.toml"

@@ -85,8 +85,9 @@ def make(settings: VllmEngineSection | OpenAIEngineSection, **changes: Any) -> R
 
 @contextmanager
 def serving(**changes: Any) -> Iterator[Server]:
-    """Start a server; it ends with the block."""
-    settings = VllmEngineSection(**{"python": vllm_python(), "max_concurrency": 32, **changes})
+    """Start a server; it ends with the block. A start takes half a minute, and many times that where others use the cores."""
+    told = {"python": vllm_python(), "max_concurrency": 32, "start_timeout_s": 600.0, **changes}
+    settings = VllmEngineSection(**told)
     owner = make(settings)
     try:
         yield Server(owner, settings)

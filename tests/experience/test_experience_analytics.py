@@ -66,8 +66,9 @@ def files_of(folder: Path, table: str = "steps") -> list[Path]:
 
 
 def bytes_read() -> int:
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("rchar")).split()[1])
+    file = Path("/proc/self/io")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("rchar")), 0)
 
 
 def column_bytes(folder: Path, name: str) -> int:
@@ -89,6 +90,15 @@ def read_by(act) -> int:
     return bytes_read() - before
 
 
+@pytest.fixture
+def counted(tmp_path) -> None:
+    """Whether less was read can be told only where the kernel counts at all; some sandboxes' kernels do not."""
+    (tmp_path / "some").write_bytes(bytes(4096))
+    if not read_by((tmp_path / "some").read_bytes) >= 4096:
+        pytest.skip("this kernel does not count the bytes that a process reads (/proc/self/io)")
+
+
+@pytest.mark.usefixtures("counted")
 def test_a_whole_column_reads_the_column_and_nothing_else(large) -> None:
     run = hotpot.open_run(large)
     read = read_by(lambda: run.steps.to_arrow(["reward"]))
@@ -98,6 +108,7 @@ def test_a_whole_column_reads_the_column_and_nothing_else(large) -> None:
     assert scanned <= 1.2 * column_bytes(large, "reward")
 
 
+@pytest.mark.usefixtures("counted")
 def test_a_condition_skips_the_files_that_cannot_meet_it(large) -> None:
     run = hotpot.open_run(large)
     tokens = column_bytes(large, "sampled_tokens")

@@ -11,7 +11,7 @@ from hotpot.experience import MARKS, Lease, Ledger
 from hotpot.experience.log.ledger_file import read_not_logged
 from hotpot.experience.log.wal import Position
 from hotpot.testing.records import make_row
-from hotpot.types import ConsumptionRow
+from hotpot.types import ConsumptionRow, DiscardRow
 
 
 def lease(attempt_id):
@@ -138,6 +138,38 @@ def test_consumptions_are_checked(ledger):
     ):
         with pytest.raises(LedgerError, match=words):
             ledger.check_consumptions(rows, 1)
+
+
+def test_what_is_discarded_is_so_once_and_only_replay_uses_it_from_then_on(tmp_path):
+    ledger = Ledger(tmp_path / "control.sqlite", "run")
+    ledger.lease([lease("0.0.0"), lease("0.1.0"), lease("0.2.0")])
+    finish(ledger, "0.0.0", "0.1.0")
+
+    def gone(*ids, reason="stale"):
+        return [make_row(DiscardRow, trajectory_id=i, reason=reason, staleness=9) for i in ids]
+
+    def use(source, update=2):
+        return [make_row(ConsumptionRow, trajectory_id="0.0.0", source=source, update=update)]
+
+    ledger.check_discards(gone("0.0.0", "0.0.0/1"))
+    consumed = [make_row(ConsumptionRow, trajectory_id="0.1.0", source="fresh", update=1)]
+    for _ in range(2):  # a frame may be applied again
+        ledger.apply(Position(segment=1, offset=200), [], consumed, 1, gone("0.0.0"))
+    ledger.close()
+    ledger = Ledger(tmp_path / "control.sqlite", "run")
+    for rows, words in (
+        (gone("0.2.0"), "0.2.0 can't be discarded.*leased"),
+        (gone("7.0.0"), "never leased"),
+        (gone("0.0.0/1", "0.0.0/1"), "once"),
+        (gone("0.0.0", reason="surplus"), r"as surplus.*discarded before \(stale\)"),
+        (gone("0.1.0"), "update 1 consumed it"),
+    ):
+        with pytest.raises(LedgerError, match=words):
+            ledger.check_discards(rows)
+    with pytest.raises(LedgerError, match=r"as fresh: it was discarded \(stale\).*hot, cold"):
+        ledger.check_consumptions(use("fresh"), 2)
+    ledger.check_consumptions(use("hot"), 2)
+    ledger.close()
 
 
 def test_a_broken_file_is_a_store_error(tmp_path):

@@ -168,7 +168,7 @@ def test_a_forked_child_does_not_hold_the_lock_of_a_parent_that_died(tmp_path):
         "if os.fork() == 0:\n"
         "    print('child', os.getpid(), flush=True)\n"
         "    os.close(1); os.close(2)\n"
-        "    time.sleep(20)\n"
+        "    time.sleep(100)\n"
         "    os._exit(0)\n"
         "sys.stdin.read(1)\n"
         "os.kill(os.getpid(), 9)\n"

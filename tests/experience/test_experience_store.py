@@ -36,10 +36,12 @@ from hotpot.experience.lake.health import ArchiveHealth
 from hotpot.experience.lake.storage import LakeLocation
 from hotpot.experience.log import wal as wal_module
 from hotpot.experience.log.ledger import Ledger
+from hotpot.testing.killable import Died, KillableWriter
 from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
 from hotpot.timeline import Timeline
 from hotpot.types import (
     ConsumptionRow,
+    DiscardRow,
     EventRow,
     GroupRow,
     LearnedTokensRow,
@@ -157,6 +159,45 @@ def test_an_update_is_one_atomic_record(store, folder):
     assert count(folder, "updates") == 1
 
 
+def test_discards_and_what_is_told_of_them_are_one_record(store, folder):
+    ids = append(store, make_group(size=3)).accepted
+    rows = [make_row(DiscardRow, trajectory_id=i, reason="stale", staleness=4) for i in ids[:2]]
+    store.discard(rows, [make_row(EventRow, kind="discarded")])
+    store.discard([], [make_row(EventRow, kind="queue")])
+    store.discard([])
+    assert (count(folder, "discards"), count(folder, "events")) == (2, 2)
+    with pytest.raises(LedgerError, match="discarded before"):
+        store.discard([make_row(DiscardRow, trajectory_id=i) for i in ids], [make_row(EventRow)])
+    with pytest.raises(StoreError, match="record_update only"):
+        store.discard([make_row(DiscardRow, trajectory_id=ids[2])], [make_row(ConsumptionRow)])
+    assert (count(folder, "discards"), count(folder, "events")) == (2, 2)
+    with pytest.raises(LedgerError, match="can't be consumed as fresh"):
+        store.record_update(
+            make_row(UpdateRow, update=1),
+            [],
+            [],
+            [make_row(ConsumptionRow, trajectory_id=ids[0], update=1, source="fresh")],
+        )
+
+
+@pytest.mark.parametrize("place", ["wal_written", "before_ledger", "after_ledger"])
+def test_discards_whose_process_died_are_there_for_both_or_for_neither(tmp_path, place):
+    with KillableWriter(tmp_path / "run") as writer:
+        writer.ask("open")
+        writer.ask("lease", issue=0, size=2)
+        (kept, gone), _ = writer.ask("append", issue=0, first=0, count=2)
+        writer.ask("arm", place=place)
+        with pytest.raises(Died):
+            writer.ask("discard", ids=[gone])
+    with open_store(tmp_path / "run", resume=True) as store:
+        there = count(tmp_path / "run", "discards")
+        assert there == 1, "the frame was in the log"
+        with pytest.raises(LedgerError, match="discarded before"):
+            store.discard([make_row(DiscardRow, trajectory_id=gone)])
+        store.discard([make_row(DiscardRow, trajectory_id=kept)])
+    assert count(tmp_path / "run", "discards") == 2
+
+
 def test_record_takes_what_has_no_call_of_its_own(store, folder):
     store.record(
         [make_row(EventRow), make_row(VersionRow), make_row(MetricRow, value=1.5), make_row(QuarantineRow)]
@@ -167,6 +208,7 @@ def test_record_takes_what_has_no_call_of_its_own(store, folder):
     for row, words in (
         (make_row(StepRow), "append"),
         (make_row(ConsumptionRow), "record_update"),
+        (make_row(DiscardRow), "discard only"),
         (make_row(MetricRow, value="high"), r"metrics\.value"),
         (make_row(MetricRow, run_id="other"), "other"),
         (make_row(MetricRow, schema_version=9), "9"),
@@ -828,7 +870,7 @@ def test_one_failed_seal_does_not_end_sealing_by_age(tmp_path, monkeypatch):
     wait_until(lambda: len(told) == 2)
     assert [each.kind for each in told] == ["archive_failing", "archive_healed"]
     assert archive.status().tries == 0
-    assert archive.close(timeout_s=5.0)
+    assert archive.close(timeout_s=20.0)
 
 
 @pytest.mark.parametrize("step", ["sync_folder", "archived"])
@@ -859,7 +901,7 @@ def test_a_failure_after_a_log_segment_went_is_gone_over_and_nothing_is_archived
     assert len(calls) > 2
     assert len(taken) == len(set(taken))
     assert not list(tmp_path.iterdir())
-    assert archive.close(timeout_s=5.0)
+    assert archive.close(timeout_s=20.0)
 
 
 def test_who_waits_for_the_lake_waits_for_its_own_and_not_for_what_others_append(tmp_path, monkeypatch):
@@ -880,7 +922,7 @@ def test_who_waits_for_the_lake_waits_for_its_own_and_not_for_what_others_append
 
     others = []
     archive, _ = start_archive(monkeypatch, seal=seal, archive_segment=take)
-    archive.flush(timeout_s=3.0)
-    assert archive.close(timeout_s=5.0)
+    archive.flush(timeout_s=20.0)
+    assert archive.close(timeout_s=20.0)
     for thread in others:
         thread.join()

@@ -28,6 +28,7 @@ from hotpot.types import (
     SCHEMA_VERSION,
     TABLES,
     ConsumptionRow,
+    DiscardRow,
     LearnedTokensRow,
     QuarantineRow,
     UpdateRow,
@@ -110,7 +111,9 @@ def test_there_is_a_lake_of_every_older_version():
 @pytest.mark.parametrize("stored", CASES, indirect=True)
 def test_a_stored_lake_is_read_resumed_and_read_again(stored):
     folder, expected = stored
+    expected["rows"] = dict.fromkeys(TABLES, 0) | expected["rows"]
     assert found_in(folder) | {"version": expected["version"]} == expected
+    assert (expected["rows"]["discards"] > 0) == (expected["version"] >= 6)
     before = {name: open_run(folder).table(name) for name in TABLES}
     for name, table in before.items():
         assert len(from_table(name, table)) == expected["rows"][name]
@@ -195,9 +198,10 @@ def continue_run(folder):
     with ExperienceStore.open(
         folder, run_id="run", settings=StoreSection(), vocabulary_size=64, resume=True
     ) as store:
-        group = make_group(issue=100, size=2)
-        store.ledger.lease(make_leases(group))
-        assert len(store.append(group).accepted) == 2
+        *group, spare = make_group(issue=100, size=3)
+        store.ledger.lease(make_leases([*group, spare]))
+        assert len(store.append([*group, spare]).accepted) == 3
+        store.discard([make_row(DiscardRow, trajectory_id=spare.row.trajectory_id, reason="stale")])
         update = store.ledger.mark("update") + 1
         store.ledger.advance("update", update)
         store.record_update(
@@ -215,11 +219,12 @@ def continue_run(folder):
                 for t in group
             ],
         )
-    steps = sum(len(t.steps) for t in group)
+    steps = sum(len(t.steps) for t in (*group, spare))
     return {
         "steps": steps,
-        "trajectories": 2,
-        "attempts": 2,
+        "trajectories": 3,
+        "attempts": 3,
+        "discards": 1,
         "updates": 1,
         "learned_tokens": 1,
         "consumptions": 2,

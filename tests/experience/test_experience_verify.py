@@ -12,6 +12,8 @@ from maintenance_runs import SETTINGS, add_round, make_run, open_store
 
 from hotpot.experience import open_run
 from hotpot.experience.maintenance import compact, delete, verify
+from hotpot.testing.records import make_group, make_leases, make_row
+from hotpot.types import DiscardRow
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +23,10 @@ def sound(tmp_path_factory):
     compact(open_run(folder))
     store = open_store(folder, resume=True)
     add_round(store, 4)
+    (spare,) = make_group(issue=6, size=1)
+    store.ledger.lease(make_leases([spare]))
+    store.append([spare])
+    store.discard([make_row(DiscardRow, trajectory_id="6.0.0", reason="stale")])
     store.flush()
     add_round(store, 5)
     store._archive.close(timeout_s=10.0)  # as a killed writer leaves it: the last round is in the log
@@ -162,6 +168,17 @@ DAMAGE = {
     "a consumption is missing": (without("consumptions", "trajectory_id = '1.0.0'"), "update_consumptions", False),
     "learned but not consumed": (without("consumptions", "trajectory_id = '1.0.0'"), "learned_consumption", False),
     "consumed but not learned": (without("learned_tokens", "trajectory_id = '1.0.0'"), "learned_missing", False),
+    "a discard of nothing": (
+        changed("discards", "trajectory_id", "'99.0.0'", "trajectory_id = '6.0.0'"), "discard_trajectory", False,
+    ),
+    "a discard twice": (again("discards", "trajectory_id = '6.0.0'"), "discard_twice", False),
+    "discarded and collected": (
+        changed("updates", "collected_trajectories", "make_array('6.0.0')", "update = 2"), "discard_collected", False,
+    ),
+    "collected twice": (
+        changed("updates", "collected_trajectories", "make_array('1.0.0')", "update < 3"), "collected_twice", False,
+    ),
+    "the ledger forgot a discard": (ledger("DELETE FROM discards"), "ledger_discard", False),
     "other tokens": (
         changed("steps", "prompt_tokens", "make_array(cast(1 as int))", "trajectory_id = '1.0.0' AND step = 1"),
         "prefix_hash", True,

@@ -18,13 +18,15 @@ from hotpot.learner.update.shaping import RunningScales, shaped_batch
 from hotpot.models import checksum
 
 CHOICES = {
-    "advantages": ("group_mean", "group_normalized", "rloo", "reinforce_pp", "gae"),
+    "advantages": ("group_mean", "group_normalized", "rloo", "reinforce_pp", "gae", "vtrace"),
     "advantage_normalization": ("none", "group", "batch", "running", "minibatch"),
     "reward_normalization": ("none", "group", "batch", "running"),
     "aggregation": ("token_mean", "sequence_mean", "fixed_length"),
     "kl_in": ("loss", "reward"),
     "critic": ("none", "head", "separate"),
 }
+
+VALUED = ("gae", "vtrace")
 
 
 def allowed() -> list[LearnerSection]:
@@ -81,9 +83,8 @@ def stepped(section: LearnerSection, sequences: list[TrainingSequence]) -> tuple
 
 def test_there_are_as_many_as_are_known() -> None:
     kinds = {(one.advantages, one.critic) for one in ALLOWED}
-    assert kinds == {(name, "none") for name in CHOICES["advantages"] if name != "gae"} | {
-        ("gae", "head"),
-        ("gae", "separate"),
+    assert kinds == {(name, "none") for name in CHOICES["advantages"] if name not in VALUED} | {
+        (name, critic) for name in VALUED for critic in ("head", "separate")
     }
     by_advantages = {name: sum(one.advantages == name for one in ALLOWED) for name in CHOICES["advantages"]}
     assert by_advantages == {
@@ -92,6 +93,7 @@ def test_there_are_as_many_as_are_known() -> None:
         "rloo": 4 * 4 * 6,
         "reinforce_pp": 1 * 4 * 6,
         "gae": 5 * 1 * 6 * 2,
+        "vtrace": 5 * 1 * 6 * 2,
     }
 
 

@@ -36,8 +36,14 @@ CHOICES: dict[str, dict[str, Any]] = {
     "decoupled": {"decoupled": "all", "aggregation": "sequence_mean"},
     "head": {"critic": "head", "advantages": "gae", "value_coefficient": 0.5, "gae_lambda": 0.9},
     "separate": {"critic": "separate", "advantages": "gae", "aggregation": "sequence_mean"},
+    "traced": {"critic": "head", "advantages": "vtrace", "value_coefficient": 0.5, "gae_lambda": 0.9},
+    "traced apart": {"critic": "separate", "advantages": "vtrace", "aggregation": "sequence_mean"},
+    "traced pieces": {
+        "critic": "head", "advantages": "vtrace", "segment_tokens": 64, "segment_overlap": 8,
+        "old_logprobs": "recomputed", "vtrace_rho_bar": 2.0,
+    },
     "pieces": {"segment_tokens": 64, "segment_overlap": 8, "old_logprobs": "recomputed"},
-}
+}  # fmt: skip
 
 
 def step(
@@ -88,7 +94,7 @@ def test_a_split_changes_nothing(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "logits", logits)
-        if CHOICES[choice].get("critic"):
+        if CHOICES[choice].get("advantages") == "gae":
             sequences = [dataclasses.replace(one, replayed=False) for one in sequences]
         whole, gradient = step(sequences, choice, tokens=WHOLE, packing="padded")
         split, again = step(sequences, choice, tokens=tokens, packing=packing)

@@ -83,7 +83,10 @@ def make_rows() -> Rows:
         "evaluations": [_evaluation(random, number) for number in range(6)],
         "quarantine": _refused(trajectories),
         "groups": [make_row(GroupRow, kept=number % 3 == 0, update=1 + number % 2) for number in range(7)],
-        "events": [make_row(EventRow, kind=kind, update=number) for kind, number in EVENTS],
+        "events": [
+            *(make_row(EventRow, kind=kind, update=number) for kind, number in EVENTS),
+            *(make_row(EventRow, kind=kind, update=number, detail=detail) for kind, number, detail in FOUND),
+        ],
         "metrics": [_gauge(random, name, number) for number in range(4) for name in sorted(gauge_names())],
     }  # fmt: skip
 
@@ -111,6 +114,20 @@ def _change(issue: int, sample: int, step: int) -> dict[str, Any]:
         change, dropped = (("segmented", 30), ("fallback", 4))[sample % 2]
     return {"context_change": change, "context_dropped_tokens": dropped}
 
+
+FOUND = (
+    ("beats", 1, '{"parts":[{"silent_s":1.5},{"silent_s":0.0}]}'),
+    ("beats", 3, '{"parts":[{"silent_s":0.25},{"silent_s":7.75}]}'),
+    ("beats", 3, '{"parts":[]}'),
+    ("part_dead", 2, '{"part":"learner"}'),
+    ("part_dead", 2, '{"part":"actor-1"}'),
+    ("actor_replaced", 2, '{"actor_id":"actor-1"}'),
+    ("environment_breaker_opened", 1, '{"env_version":"env@2+b"}'),
+    ("environment_breaker_opened", 2, '{"env_version":"env@2+b"}'),
+    ("environment_breaker_opened", 2, '{"env_version":"other@1+a"}'),
+    ("watchdog_ended", 9, '{"culprit":"store"}'),
+)
+"""Kind, update and detail of what supervision tells."""
 
 EVENTS = (("publish", 1), ("non_finite", 1), ("exploding", 2), ("non_finite", 2), ("non_finite", 3))
 
@@ -362,6 +379,11 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
             "close_failures", "redactions",
         )
     },
+    "system/actor_replacements": lambda r: 1,
+    "system/dead_parts": lambda r: 2,
+    "system/environment_breaker_openings": lambda r: 3,
+    "system/watchdog_endings": lambda r: 1,
+    "system/longest_silence_s": lambda r: 7.75,
     "system/publish_s": lambda r: mean([u.publish_s for u in r["updates"]]),
     "system/update_s": lambda r: update_s(r) / len(r["updates"]),
     "system/tokens_per_s": lambda r: of_updates(r, "num_collected_tokens") / update_s(r),
@@ -403,6 +425,17 @@ def test_every_metric_is_cut_by_policy_and_environment_version_and_documented(fo
     assert {"policy_version", "env_version"} <= set(found.cuts)
     assert found.table in TABLES
     assert all((found.unit, found.meaning, found.healthy, found.remedy))
+
+
+def test_openings_are_told_by_the_version_that_fails_and_silence_by_update(
+    database: duckdb.DuckDBPyConnection,
+) -> None:
+    openings = database.execute(
+        sql(metric("system/environment_breaker_openings"), by=["env_version"])
+    ).fetchall()
+    assert openings == [("env@2+b", 2), ("other@1+a", 1)]
+    silences = database.execute(sql(metric("system/longest_silence_s"), by=["update"])).fetchall()
+    assert silences == [(1, 1.5), (3, 7.75)]
 
 
 def test_refusals_are_told_by_producer_reason_and_version(database: duckdb.DuckDBPyConnection) -> None:

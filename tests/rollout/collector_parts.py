@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from rollout_parts import PROVENANCE, compact_tokenizer
 
-from hotpot.config import RolloutSection
+from hotpot.config import ActorsSection, RolloutSection
 from hotpot.envs import BoundEnvironment
 from hotpot.experience.log.ledger import Lease
 from hotpot.rollout import ONLY, Clock, Dialect, EpisodePlan, Mix, Rollout, Scene, TaskSampler
+from hotpot.rollout.actors import InlineActors
 from hotpot.testing.environments import echo_environment
 from hotpot.timeline import Timeline
 from hotpot.types import (
@@ -85,6 +86,7 @@ def make_rollout(
         attempts=Log() if log is None else log,
         redact=redact,
         timeline=timeline or Timeline(),
+        actors=InlineActors({ONLY: environment.make}, ActorsSection(), seconds=(clock or Clock()).now_s),
         clock=clock,
         deadline_s=deadline_s,
     )

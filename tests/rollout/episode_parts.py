@@ -5,17 +5,49 @@ from typing import Any
 
 from rollout_parts import DIALECTS, PROVENANCE, TOOL, call, make_plan, seen_by_engine
 
-from hotpot.config import RolloutSection
+from hotpot.config import ActorsSection, RolloutSection
 from hotpot.envs import Environment
 from hotpot.experience.gate.gate import check
 from hotpot.experience.gate.rules import Limits
 from hotpot.rollout import Clock, Dialect, Episode, EpisodeRules
+from hotpot.rollout.actors import CallKind, InlineActors
 from hotpot.testing.engine import FakeEngine
-from hotpot.types import Action, Purpose, SamplingParams, Trajectory
+from hotpot.types import Action, Generation, Purpose, SamplingParams, Trajectory
 
 COMPACT = DIALECTS["compact"]()
 CALL = COMPACT.encode_action(call(), "hm", [TOOL])
 ANSWER = COMPACT.encode_action(Action(answer="w17"))
+
+
+class PlayedEpisode(Episode):
+    """An episode that makes its own calls, as the collector does for many."""
+
+    def __init__(
+        self, plan: Any, *, make_environment: Callable[[], Environment], clock: Clock, **keywords: Any
+    ) -> None:
+        super().__init__(plan, clock=clock, **keywords)
+        self._actors = InlineActors(
+            {plan.environment: make_environment}, ActorsSection(), seconds=clock.now_s
+        )
+
+    def start(self) -> None:
+        self._make(self.opening())
+
+    def receive(self, generation: Generation, *, waited_s: float = 0.0) -> None:
+        call = super().receive(generation, waited_s=waited_s)
+        if call is not None:
+            self._make(call)
+
+    def close(self) -> None:
+        self._actors.begin(self.call(CallKind.CLOSE))
+        (reply,) = self._actors.ready(0.0)
+        if reply.failure is not None:
+            raise reply.failure
+
+    def _make(self, call: Any) -> None:
+        self._actors.begin(call)
+        (reply,) = self._actors.ready(0.0)
+        self.resume(reply)
 
 
 def make_episode(
@@ -31,7 +63,7 @@ def make_episode(
     attempt: int = 0,
     purpose: Purpose = Purpose.TRAINING,
     **limits: Any,
-) -> Episode:
+) -> PlayedEpisode:
     rules = EpisodeRules(
         purpose=purpose,
         sampling=SamplingParams(),
@@ -41,7 +73,7 @@ def make_episode(
         system_prompt=system,
         redact=redact,
     )
-    return Episode(
+    return PlayedEpisode(
         plan or make_plan(),
         attempt=attempt,
         make_environment=environment if callable(environment) else lambda: environment,
@@ -57,7 +89,7 @@ def make_engine(outputs: Iterable[Iterable[int]], **keywords: Any) -> FakeEngine
     return FakeEngine(lambda prompt: next(script), **keywords)
 
 
-def play(episode: Episode, engine: FakeEngine) -> Trajectory:
+def play(episode: PlayedEpisode, engine: FakeEngine) -> Trajectory:
     """Run an episode to its end, and check what must hold of every trajectory."""
     episode.start()
     while (request := episode.next_request()) is not None:

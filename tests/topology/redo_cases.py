@@ -24,6 +24,10 @@ SHAPES = {
         "learner.segment_tokens=64", "learner.segment_overlap=8", "learner.old_logprobs=recomputed",
         "rollout.max_steps=6", f"prompt.system={'say what the coin shows. ' * 5}",
     ),
+    "trace": (
+        "learner.advantages=vtrace", "learner.critic=separate", "learner.critic_extra_epochs=1", "learner.gae_lambda=0.9",
+        "replay.share=0.4", "replay.hot_share=0.5", "topology.updates=4",
+    ),
     "threads": ("run.deterministic=false", "run.threads=2", "topology.updates=2"),
 }  # fmt: skip
 

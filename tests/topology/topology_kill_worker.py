@@ -66,7 +66,12 @@ def recorded(_nothing: Any, _store: Any, update: Any, *_rest: Any) -> None:
 
 
 def applying(
-    _ledger: Any, _position: Any, _attempts: Any, _consumptions: Any = (), update: int | None = None
+    _ledger: Any,
+    _position: Any,
+    _attempts: Any,
+    _consumptions: Any = (),
+    update: int | None = None,
+    _discards: Any = (),
 ) -> None:
     if update is not None:
         reach("logged")

@@ -58,7 +58,7 @@ class Recipe(Section):
                 f"env.kind = {self.env.kind!r} and tasks.mix both say what to train in; make the former an entry of the "
                 "latter, or leave it out"
             )
-        if self.rollout.refill != "none" and self.learner.advantages in {"reinforce_pp", "gae"}:
+        if self.rollout.refill != "none" and self.learner.groupless:
             raise ValueError(
                 f"rollout.refill = {self.rollout.refill!r} replaces groups whose rewards are equal, and "
                 f"learner.advantages = {self.learner.advantages!r} learns from every group; set rollout.refill = 'none'"
@@ -97,6 +97,43 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _topology_fits(self) -> Self:
+        topology, queue, actors = self.topology, self.queue, self.actors
+        asynchronous = topology.kind != "sync"
+        if self.run.deterministic and asynchronous and not topology.serial:
+            raise ValueError(
+                f"run.deterministic = true promises the same bits, and topology.kind = {topology.kind!r} takes batches as they "
+                "come; set topology.serial = true, or run.deterministic = false"
+            )
+        if (topology.serial or self.run.deterministic) and actors.kind != "inline":
+            raise ValueError(
+                f"actors.kind = {actors.kind!r} brings replies in any order, and "
+                f"{'topology.serial' if topology.serial else 'run.deterministic'} = true wants one that repeats; set "
+                "actors.kind = 'inline'"
+            )
+        if self.run.deterministic and actors.over_issue and not asynchronous:
+            raise ValueError(
+                f"actors.over_issue = {actors.over_issue} cuts by who finishes first, and an exact resume (run.deterministic = "
+                "true) runs episodes again that were cut; set one of them to 0 or false"
+            )
+        if topology.serial and topology.publish_every_s is not None:
+            raise ValueError(
+                f"topology.publish_every_s = {topology.publish_every_s} hangs on the clock, and topology.serial = true on "
+                "nothing but the recipe; use topology.publish_every_updates"
+            )
+        if asynchronous and self.debug.mode == "train" and self.rollout.refill != "none":
+            raise ValueError(
+                f"rollout.refill = {self.rollout.refill!r} fills up one batch before it is learned, and topology.kind = "
+                f"{topology.kind!r} has none such; set rollout.refill = 'none' (tasks.pools choose tasks with signal)"
+            )
+        if topology.kind == "async" and queue.when_late == "replay" and not self.replay.share:
+            raise ValueError(
+                "queue.when_late = 'replay' fills late batches from the record, and replay.share = 0 keeps none ready; set "
+                "replay.share, or queue.when_late = 'smaller'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         if self.learner.minibatches > self.rollout.tasks_per_batch * self.rollout.samples_per_task:
             raise ValueError(
@@ -104,8 +141,7 @@ class Recipe(Section):
                 f"{self.rollout.tasks_per_batch * self.rollout.samples_per_task} episodes of an update "
                 "(rollout.tasks_per_batch x rollout.samples_per_task); lower it"
             )
-        groupless = self.learner.advantages in {"reinforce_pp", "gae"}
-        grouped = not groupless or self.learner.reward_normalization == "group"
+        grouped = not self.learner.groupless or self.learner.reward_normalization == "group"
         if grouped and self.rollout.samples_per_task < 2 and self.debug.mode == "train":
             raise ValueError(
                 "rollout.samples_per_task = 1 leaves a group baseline nothing to compare with; use at least 2"
@@ -130,10 +166,10 @@ class Recipe(Section):
                 f"rollout.max_context_tokens = {self.rollout.max_context_tokens}; raise the latter"
             )
         self._check_windows()
-        if self.replay.share > 0 and self.learner.critic != "none":
+        if self.replay.share > 0 and self.learner.advantages == "gae":
             raise ValueError(
-                f"replay.share = {self.replay.share} with learner.critic = {self.learner.critic!r}: what an older policy "
-                "earned is no target for the values of this one; set replay.share = 0, or learner.critic = 'none'"
+                f"replay.share = {self.replay.share} with learner.advantages = 'gae': what an older policy earned is no "
+                "target for the values of this one; set replay.share = 0, or learner.advantages = 'vtrace', which corrects it"
             )
         if self.replay.share > 0 and self.debug.mode == "learn_from_record":
             raise ValueError(

@@ -51,6 +51,7 @@ from hotpot.timeline import Slice, Timeline
 from hotpot.types import (
     SCHEMA_VERSION,
     ConsumptionRow,
+    DiscardRow,
     EventRow,
     GroupRow,
     LearnedTokensRow,
@@ -67,6 +68,7 @@ _OWN_CALLS = {
     "trajectories": "append",
     "attempts": "the ledger",
     "consumptions": "record_update",
+    "discards": "discard",
     "updates": "record_update",
 }
 
@@ -323,18 +325,22 @@ class ExperienceStore:
         Raises :class:`StoreError` where a row is of no table, of a table with its own call, of another run or schema
         version, or holds a value of the wrong type.
         """
-        rows = list(rows)
+        self._record(list(rows))
+
+    def _record(self, rows: Sequence[Any], discards: Sequence[DiscardRow] = ()) -> None:
         grouped = group_rows(rows)
         for name in grouped:
-            if name in _OWN_CALLS:
+            if name in _OWN_CALLS and not (name == "discards" and discards):
                 raise StoreError(f"rows of {name} are written by {_OWN_CALLS[name]} only, not by record")
         if not grouped:
             return
         with self._guard:
             self._check_open()
+            with self._span("ledger"):
+                self.ledger.check_discards(discards)
             with self._span("gate"):
                 tables, _ = redact_tables(self._redactor, self._tables(grouped))
-            self._write(tables)
+            self._write(tables, discards=discards)
             self._entrance.learn(rows)
         self._wait_for_lake()
 
@@ -363,6 +369,17 @@ class ExperienceStore:
             self._write(tables, consumptions=consumptions, update=update.update)
             self._entrance.learn(others)
         self._wait_for_lake()
+
+    def discard(self, discards: Sequence[DiscardRow], others: Iterable[Any] = ()) -> None:
+        """Log that finished trajectories are not learned from, and ``others`` (events, metrics), in one frame, acknowledged.
+
+        Raises :class:`hotpot.errors.LedgerError` where one is not of a finished attempt, was consumed, or was discarded
+        before (nothing is kept then); :class:`StoreError` as :meth:`record`.
+        """
+        if discards:
+            self._record([*discards, *others], discards)
+        else:
+            self.record(others)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until everything appended so far is in the lake, by default for ``store.flush_timeout_s``.
@@ -427,7 +444,7 @@ class ExperienceStore:
         self._archive.wait_for_room(
             max_backlog=self._settings.max_backlog, timeout_s=self._settings.backpressure_s
         )
-        self._journal.wait()
+        self._journal.settle()
 
     @property
     def _longest_operation_s(self) -> float:

@@ -20,7 +20,7 @@ non-finite loss or gradient never reaches the weights; the weights change inside
 :meth:`Learner.load` only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,12 @@ from hotpot.experience.crashpoints import reach
 from hotpot.learner import checkpoint
 from hotpot.learner.batches.batches import Batch, build_batch
 from hotpot.learner.batches.budget import Halving, PassBudget
-from hotpot.learner.batches.states import PieceEstimates, PieceKey, estimate, piece_states
 from hotpot.learner.estimators.advantages import Advantages, Member
 from hotpot.learner.faults.norm_watch import NormWatch
 from hotpot.learner.parts import Parts
 from hotpot.learner.precision import Precision
 from hotpot.learner.schedule import learning_rates
-from hotpot.learner.scores.critic import Critic, state_values
-from hotpot.learner.scores.kl_reward import Compared, Divergences, compare, costs
+from hotpot.learner.scores.kl_reward import Compared, Divergences, compare
 from hotpot.learner.update.checks import (
     check_arrays,
     check_packing,
@@ -48,6 +46,7 @@ from hotpot.learner.update.checks import (
     check_skips,
     check_versions,
 )
+from hotpot.learner.update.judging import Judged, judged_pieces
 from hotpot.learner.update.reporting import update_result
 from hotpot.learner.update.results import OptimizerStep, UpdateResult
 from hotpot.learner.update.shaping import RunningScales, shaped_advantages, shaped_batch
@@ -144,7 +143,7 @@ class Learner:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
         reach("learner_begun")
         self._budget.begin(halving)
-        batch, advantages, scales, compared = self._batch(sequences, peers)
+        batch, advantages, scales, compared, judged = self._batch(sequences, peers)
         check_versions(batch, update=update, policy_version=policy_version)
         for group, rate in zip(self._parts.optimizer.param_groups, self._rates(update), strict=False):
             group["lr"] = rate
@@ -163,6 +162,7 @@ class Learner:
             critic=self.critic,
             critic_watch=self._critic_watch,
             reference_logprobs=None if compared is None else compared.of(batch),
+            starting=None if judged is None else judged.starting,
         )
         terms = self._terms(run, policy_version)
         steps: list[OptimizerStep] = []
@@ -209,6 +209,10 @@ class Learner:
         """Return the weights of :meth:`policy` by name. They may be live: copy them before the next update changes them."""
         return {name: tensor.detach() for name, tensor in self.policy().state_dict().items()}
 
+    def watch(self, told: Callable[[], None]) -> None:
+        """Call ``told`` after every pass of a model and every optimiser step, as long as this learner learns."""
+        self._parts.watch(told)
+
     @property
     def precision(self) -> Precision:
         """What the matrix products of passes are computed in."""
@@ -245,9 +249,9 @@ class Learner:
 
     def _batch(
         self, sequences: Sequence[TrainingSequence], peers: Sequence[Member]
-    ) -> tuple[Batch, Advantages, RunningScales, Compared | None]:
-        """Return the batch of ``sequences``, its advantages by trajectory, the scales after it, and what the reward's KL was
-        taken from, where there is one."""
+    ) -> tuple[Batch, Advantages, RunningScales, Compared | None, Judged | None]:
+        """Return the batch of ``sequences``, its advantages by trajectory, the scales after it, what the reward's KL was taken
+        from and what a critic made of the pieces, where there are these."""
         settings, config = self.settings, self.decoder.config
         check_arrays(sequences, vocab_size=config.vocab_size)
         pieces = [piece for sequence in sequences for piece in cut_sequence(sequence, self._cutting)]
@@ -263,31 +267,21 @@ class Learner:
         advantages, scales = shaped_advantages(
             list(members.values()), peers, settings, divergence=found, scales=self.scales
         )
-        estimates = None if self.critic is None else self._estimates(self.critic, pieces, found)
+        judged = None
+        if self.critic is not None:
+            judged = judged_pieces(
+                self.critic,
+                self.decoder,
+                pieces,
+                settings,
+                temperature=self.temperature,
+                budget=self._budget,
+                divergence=found,
+            )
+        estimates = None if judged is None else judged.estimates
         batch = build_batch(pieces, advantages, merge=settings.advantage_merge, estimates=estimates)
         batch, scales = shaped_batch(batch, settings, scales)
-        return batch, advantages, scales, compared
-
-    def _estimates(
-        self, critic: Critic, pieces: Sequence[TrainingSequence], found: Divergences
-    ) -> dict[PieceKey, PieceEstimates]:
-        """Return what the critic, as it stands before the update, makes of every piece; tokens pay for ``found``."""
-        settings = self.settings
-        states = piece_states(pieces, settings.gae_level)
-        values = self._budget.attempt(
-            lambda tokens: state_values(
-                critic, self.decoder, states, max_tokens=tokens, packing=settings.packing
-            ),
-            stage="values",
-            sequences=pieces,
-        )
-        return estimate(
-            states,
-            values,
-            discount=settings.discount,
-            gae_lambda=settings.gae_lambda,
-            costs=costs(found, settings.kl_coefficient),
-        )
+        return batch, advantages, scales, compared, judged
 
     def _terms(self, run: UpdateSteps, policy_version: int) -> UpdateTerms:
         """Return what ``run`` is about to hang on besides its batch."""

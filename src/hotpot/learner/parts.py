@@ -11,7 +11,7 @@ Owns their making and how their passes are computed. Knows no batch, no loss and
 Invariant: what learns is exactly what requires a gradient: all of the policy, or its adapters; all of a critic.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -79,6 +79,14 @@ class Parts:
     def learning(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield name and weights of what of the policy learns, in the optimiser's order."""
         return ((name, value) for name, value in self.policy.named_parameters() if value.requires_grad)
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """Call ``told`` after every pass of a model and every step of the optimiser: what there is of progress."""
+        critic = None if self.critic is None else self.critic.decoder
+        for model in (self.policy, critic, self.reference):
+            if model is not None:
+                model.register_forward_hook(lambda *_: told())
+        self.optimizer.register_step_post_hook(lambda *_: told())
 
     def compute_in(self, precision: Precision) -> None:
         """Compute all passes in ``precision`` from here on, in the exact arithmetic where that was asked for and can be.

@@ -89,10 +89,11 @@ def _crossing(place: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         # Whatever a user's code raises must end this attempt and nothing else; the cause stays attached.
-        raise EnvironmentFailure(f"{place} raised {_words(error)}") from error
+        raise EnvironmentFailure(f"{place} raised {words(error)}") from error
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
+    """Return the kind and the text of what was raised."""
     try:
         text = str(error)
     except Exception as second:  # noqa: BLE001 (an exception whose text can't be had is still named)

@@ -2,13 +2,14 @@
 
 ::
 
-    start ──► request ──► (engine) ──► receive ──► end of episode ──► trajectory
-                ▲                         │
-                └── next prompt ◄─────────┘ environment's messages, or a note for the next window
+    opening ──► (actor) ──► resume ──► next_request ──► (engine) ──► receive ──► (actor) ──► resume ──► … ──► trajectory
+                              ▲                                        │
+                              └──── a note for the next window ◄───────┘
 
 Owns the order of things inside an episode, its limits and the check that each prompt extends what is recorded. Knows
-no engine, no other episode, no ledger; it waits for nothing and decides nothing by the clock but its time limit, to
-which it is charged its own time only: that of its environment, and of the engine while its request was out.
+no engine, no environment (it says which call is to be made, and takes the reply), no other episode, no ledger; it waits for
+nothing and decides nothing by the clock but its time limit, to which it is charged its own time only: that of its
+environment, and of the engine while its request was out.
 
 Limits
 ------
@@ -25,9 +26,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hotpot.config import RolloutSection
-from hotpot.envs import Environment
 from hotpot.errors import EngineError, EnvironmentFailure
-from hotpot.rollout import boundary
+from hotpot.rollout.actors.calls import Call, CallKind, Reply
 from hotpot.rollout.clock import Clock
 from hotpot.rollout.context import Context
 from hotpot.rollout.dialect import Dialect
@@ -37,14 +37,15 @@ from hotpot.rollout.recorder import Provenance, Recorder, StepTimes, own
 from hotpot.rollout.seeds import environment_seed, sampling_seed
 from hotpot.rollout.tasks import EpisodePlan
 from hotpot.rollout.windows import NextPrompt, Windows
-from hotpot.timeline import Timeline
 from hotpot.types import (
+    Action,
     ContextChange,
     EndReason,
     FinishReason,
     Generation,
     GenerationRequest,
     Message,
+    Observation,
     Purpose,
     Role,
     SampleKey,
@@ -60,8 +61,8 @@ class EpisodeRules:
     """What all episodes of a rollout for one purpose have in common.
 
     ``max_context_tokens`` is the smaller of the recipe's and the engine's. ``redact`` maps text of an environment to
-    text without secrets and the number of those it removed. ``timeline`` gets a span ``tools`` for each step taken.
-    ``reports`` compares what the engine says it did with what was asked.
+    text without secrets and the number of those it removed. ``reports`` compares what the engine says it did with what was
+    asked.
     """
 
     purpose: Purpose
@@ -71,15 +72,26 @@ class EpisodeRules:
     deterministic: bool
     system_prompt: str
     redact: Callable[[str], tuple[str, int]]
-    timeline: Timeline = field(default_factory=Timeline)
     reports: ReportCheck = field(default_factory=ReportCheck)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taken:
+    """A step whose action is with the environment."""
+
+    request: GenerationRequest
+    sent: NextPrompt
+    output: Output
+    generation: Generation
+    generated_us: int
 
 
 class Episode:
     """One attempt at one episode.
 
-    Call :meth:`start`, then :meth:`next_request` and :meth:`receive` in turn until :attr:`finished`; then
-    :meth:`trajectory`; in any case :meth:`close`. All but ``trajectory`` may raise :class:`EnvironmentFailure`.
+    :meth:`opening` is the first call to make; its reply goes to :meth:`resume`. Then :meth:`next_request` is what to ask the
+    engine; the answer goes to :meth:`receive`, and where that gives a call, the reply to :meth:`resume`; until
+    :attr:`finished`, then :meth:`trajectory`. Whoever opened it asks for its environment's CLOSE in any case.
     """
 
     def __init__(
@@ -87,7 +99,6 @@ class Episode:
         plan: EpisodePlan,
         *,
         attempt: int,
-        make_environment: Callable[[], Environment],
         dialect: Dialect,
         rules: EpisodeRules,
         provenance: Provenance,
@@ -96,14 +107,13 @@ class Episode:
         self.plan = plan
         self.attempt = attempt
         self.num_redactions = 0
-        self._make_environment = make_environment
         self._dialect = dialect
         self._rules = rules
         self._provenance = provenance
         self._clock = clock
         self._recorder = Recorder(plan, attempt, rules.purpose, provenance)
         self._context = Context(self.attempt_id)
-        self._environment: Environment | None = None
+        self._taken: _Taken | None = None
         self._tools: tuple[ToolSpec, ...] = ()
         self._windows: Windows | None = None
         self._next: NextPrompt | None = None
@@ -125,16 +135,40 @@ class Episode:
         """Whether the episode has come to an end."""
         return self._end is not None
 
-    def start(self) -> None:
-        """Make the environment, reset it and render the first prompt."""
-        plan, rules = self.plan, self._rules
-        before_s = self._clock.now_s()
-        self._started_us = self._clock.now_us()
-        self._environment = boundary.make(self._make_environment)
-        observation = boundary.reset(
-            self._environment, plan.task, environment_seed(self._provenance.seed, plan)
+    def call(self, kind: CallKind, action: Action | None = None) -> Call:
+        """Return a call of this episode's environment."""
+        opening = kind is CallKind.OPEN
+        return Call(
+            kind=kind,
+            attempt_id=self.attempt_id,
+            environment=self.plan.environment,
+            actor_id=self._provenance.actor_id,
+            task=self.plan.task if opening else None,
+            seed=environment_seed(self._provenance.seed, self.plan) if opening else 0,
+            action=action,
         )
-        self._spent_s = self._clock.now_s() - before_s
+
+    def opening(self) -> Call:
+        """Return the call that makes and resets the environment."""
+        self._started_us = self._clock.now_us()
+        return self.call(CallKind.OPEN)
+
+    def resume(self, reply: Reply) -> None:
+        """Take what the environment replied to the call that was made last.
+
+        Raises :class:`EnvironmentFailure` where that is a failure, or the opening leaves no room.
+        """
+        if reply.failure is not None:
+            raise reply.failure
+        self._spent_s += reply.seconds
+        if reply.observation is not None:
+            self._open(reply.observation)
+        elif reply.result is not None and self._taken is not None:
+            taken, self._taken = self._taken, None
+            self._complete(taken, reply.result, reply.seconds)
+
+    def _open(self, observation: Observation) -> None:
+        rules = self._rules
         system = (Message(role=Role.SYSTEM, content=rules.system_prompt),) if rules.system_prompt else ()
         messages = (*system, *self._redacted(observation.messages))
         self._tools = observation.tools
@@ -172,15 +206,16 @@ class Episode:
         )
         return self._request
 
-    def receive(self, generation: Generation, *, waited_s: float = 0.0) -> None:
-        """Take the engine's answer: act in the environment, record the step, go on or end.
+    def receive(self, generation: Generation, *, waited_s: float = 0.0) -> Call | None:
+        """Take the engine's answer; return the call that carries its action out, or None where there is none to carry out
+        (the output was cut, or is a note): then the step is recorded, and the episode goes on or has ended.
 
         ``waited_s`` seconds the engine worked while the request was out. Raises :class:`EngineError` where the
         generation is not an answer to that request, or the request's prompt is no longer what is on record, and
         :class:`EngineReportError` where the engine reports that it sampled otherwise and the recipe refuses that.
         """
         request, sent, windows = self._request, self._next, self._windows
-        if request is None or sent is None or windows is None or self._environment is None:
+        if request is None or sent is None or windows is None or self._taken is not None:
             raise EngineError(
                 f"generation {generation.request_id!r} came for {self.attempt_id}, which waits for none"
             )
@@ -191,28 +226,37 @@ class Episode:
         _check_generation(generation, request, output)
         self._rules.reports.check(generation, request)
         self._context.prove(request.prompt)
-        before_s = self._clock.now_s()
-        result = None
+        self._spent_s += waited_s
+        taken = _Taken(
+            request=request, sent=sent, output=output, generation=generation, generated_us=generated_us
+        )
         if output.ended and not noted:
-            with self._rules.timeline.span("tools"):
-                result = boundary.step(self._environment, output.action)
-        environment_s = self._clock.now_s() - before_s
-        self._spent_s += waited_s + environment_s
+            self._taken = taken
+            return self.call(CallKind.STEP, output.action)
+        self._complete(taken, None, 0.0)
+        return None
+
+    def _complete(self, taken: _Taken, result: StepResult | None, environment_s: float) -> None:
+        """Record a step, with what the environment made of it, and go on or end."""
+        windows, sent, output = self._windows, taken.sent, taken.output
+        if windows is None:
+            raise EngineError(f"episode {self.attempt_id} has a step before its opening")
+        noted = windows.asked
         self._finished_us = self._clock.now_us()
         self._request = None
         times = StepTimes(
             started_us=self._prompt_us,
-            generated_us=generated_us,
+            generated_us=taken.generated_us,
             finished_us=self._finished_us,
             environment_s=environment_s,
         )
         place = self._context.place(self._turn, sent.change, sent.dropped_tokens)
-        self._recorder.record(place, sent.prompt, output, generation, result, times)
+        self._recorder.record(place, sent.prompt, output, taken.generation, result, times)
         self._context.add_sampled(output.tokens)
         if noted:
             self._go_on_with_note(windows, output)
             return
-        self._end = self._ends(generation, request, result)
+        self._end = self._ends(taken.generation, taken.request, result)
         if self._end is None and result is not None:
             self._go_on(windows, output, result)
         elif result is not None:
@@ -235,12 +279,6 @@ class Episode:
         return self._recorder.trajectory(
             self._end, success=self._success, started_us=self._started_us, finished_us=self._finished_us
         )
-
-    def close(self) -> None:
-        """Close the environment, once."""
-        environment, self._environment = self._environment, None
-        if environment is not None:
-            boundary.close(environment)
 
     def _ends(
         self, generation: Generation, request: GenerationRequest, result: StepResult | None

@@ -13,7 +13,7 @@ evaluation of a run sees the same tasks. Three ways to a training task:
 Invariant: a group is one issue, and an issue is one task of one environment.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hotpot.config.sections import TasksSection
@@ -111,11 +111,35 @@ class TaskSampler:
         self.next_issue = first + num_tasks
         plans: list[EpisodePlan] = []
         for issue in range(first, first + num_tasks):
-            member, task = self._choose(issue)
-            plans += [
-                EpisodePlan(task=task, issue=issue, sample=sample, environment=member.name)
-                for sample in range(self._samples)
-            ]
+            plans += self._episodes(issue, *self._choose(issue))
+        return plans
+
+    def _episodes(self, issue: int, member: MixedEnvironment, task: Task) -> list[EpisodePlan]:
+        return [
+            EpisodePlan(task=task, issue=issue, sample=sample, environment=member.name)
+            for sample in range(self._samples)
+        ]
+
+    @property
+    def samples_per_task(self) -> int:
+        """Episodes that are issued of each task."""
+        return self._samples
+
+    def again(
+        self, issues: Sequence[int], chosen: Mapping[int, tuple[str, int]] | None = None
+    ) -> list[EpisodePlan]:
+        """Return the episodes of ``issues`` once more, which were handed out before. ``chosen`` has environment and index of
+        those that the record tells of: with pools a draw hangs on what was heard since."""
+        plans: list[EpisodePlan] = []
+        for issue in issues:
+            told = (chosen or {}).get(issue)
+            if told is None:
+                member, task = self._choose(issue)
+            else:
+                member = self._mix[told[0]]
+                task = self._task(member, told[1])
+            plans += self._episodes(issue, member, task)
+        self._choices = []
         return plans
 
     def take_choices(self) -> list[Choice]:

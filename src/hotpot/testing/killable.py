@@ -30,6 +30,8 @@ from hotpot.experience.maintenance import compact
 from hotpot.testing.records import make_group, make_leases, make_row, make_trajectory
 from hotpot.types import (
     ConsumptionRow,
+    DiscardReason,
+    DiscardRow,
     EvaluationRow,
     EventRow,
     GroupRow,
@@ -186,6 +188,11 @@ class Commands:
             [make_row(ConsumptionRow, trajectory_id=one, **own) for one in ids],
             [make_row(MetricRow, name="m", **own)],
         )
+
+    def discard(self, ids: list[str]) -> None:
+        """Discard finished trajectories."""
+        own = {"run_id": self._run_id, "reason": DiscardReason.STALE.value}
+        self.store.discard([make_row(DiscardRow, trajectory_id=one, **own) for one in ids])
 
     def note(self, number: int) -> None:
         """Record rows of the tables that come with neither trajectories nor updates."""

@@ -26,6 +26,8 @@ SECRET = "hotpot-test-secret"
 
 START_S = 90.0
 """Longest wait for the server to take requests."""
+KILL_S = 15.0
+"""Longest wait for a killed server to be gone."""
 
 _PORTS = ("master", "volume", "filer", "s3")
 
@@ -100,7 +102,7 @@ class ObjectServer:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.wait(KILL_S)
             self._process = None
 
     def hang(self) -> None:

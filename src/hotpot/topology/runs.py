@@ -9,6 +9,7 @@ Owns the ends: how a run starts, is resumed, is stopped and is summed up. The lo
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +22,8 @@ from hotpot.experience import read_manifest
 from hotpot.experience.crashpoints import reach
 from hotpot.observability.summary import SummaryInputs, summarise, write_summary
 from hotpot.observability.trace import write_trace
+from hotpot.topology.async_ import run_async
+from hotpot.topology.batched_async import run_batched_async
 from hotpot.topology.halves import run_from_record, run_rollout_only
 from hotpot.topology.resume.checkpoints import LAST, list_checkpoints, point_at
 from hotpot.topology.resume.history import check_complete, last_recipe
@@ -29,6 +32,13 @@ from hotpot.topology.supervision.stopping import StopRequested, StopSignal
 from hotpot.topology.sync import run_sync
 from hotpot.topology.wiring import EVALUATING, RESUMED, wire
 from hotpot.types import EvaluationRow, Purpose
+
+TOPOLOGIES: Mapping[str, Callable[[Session], None]] = {
+    "sync": run_sync,
+    "batched_async": run_batched_async,
+    "async": run_async,
+}
+"""Who waits for whom, by ``topology.kind``."""
 
 
 def train(
@@ -139,7 +149,7 @@ def _drive(session: Session) -> None:
     if mode == "learn_from_record":
         run_from_record(session)
     else:
-        run_sync(session)
+        TOPOLOGIES[recipe.topology.kind](session)
     # Ahead of the evaluation, so that nothing has to be learned again where that is cut off.
     session.checkpoint()
     if not _measured(session, "after"):

@@ -8,7 +8,7 @@ used twice); the update's row, groups, learned tokens and consumptions are one a
 so a recorded update is one whose weights were served.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,32 +23,41 @@ from hotpot.experience.crashpoints import reach
 from hotpot.experience.replay import Replay
 from hotpot.ids import canonical_json, group_id
 from hotpot.learner import Learner, NonFiniteError, UpdateResult
-from hotpot.models import use_threads
+from hotpot.models import Weights, use_threads
 from hotpot.observability.gauges import ProcessGauges, gauge_rows
 from hotpot.observability.live import LiveView
-from hotpot.rollout import NOTHING, EpisodePlan, TaskSampler
+from hotpot.rollout import NOTHING, EpisodePlan, Rollout, TaskSampler
 from hotpot.timeline import Timeline
 from hotpot.topology.checks.self_test import run_self_test
 from hotpot.topology.collecting.departures import Departures
+from hotpot.topology.collecting.discards import Discard, discard_rows, discards
+from hotpot.topology.collecting.harvest import collect_groups
 from hotpot.topology.collecting.intake import Intake
+from hotpot.topology.learning.protocol import Learning
 from hotpot.topology.parts.engines import Threads
 from hotpot.topology.parts.ingredients import RunEnvironment
 from hotpot.topology.resume.checkpoints import write_checkpoint
 from hotpot.topology.resume.history import History
+from hotpot.topology.resume.left import NOTHING_LEFT, Left
 from hotpot.topology.resume.rebuild import aliases
 from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.supervision.stopping import StopSignal
+from hotpot.topology.supervision.watchdog import Watchdog
 from hotpot.topology.updates import rows
 from hotpot.topology.updates.batch import UpdateBatch, learnable
 from hotpot.topology.updates.evidence import Evidence, halving_events
 from hotpot.topology.updates.outcomes import update_outcomes
 from hotpot.topology.updates.refill import Refill
-from hotpot.types import EvaluationRow, Purpose, Trajectory, UpdateRow
+from hotpot.types import DiscardReason, EvaluationRow, Purpose, Trajectory, UpdateRow
+
+Save = Callable[[Path, Mapping[str, bytes], Mapping[str, Any]], None]
+"""Writes the learner's state into a folder, with the model's files and what the run says of itself."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Where the run stands. ``update`` made the weights being served; ``done`` updates lie on the way to them."""
+    """Where the run stands. ``update`` made the newest weights, which are ``policy_version``; ``done`` updates lie on the way
+    to them."""
 
     policy_version: int
     update: int
@@ -69,11 +78,13 @@ class Session:
         model_files: Mapping[str, bytes],
         store: ExperienceStore,
         engine: Engine,
+        rollout: Rollout,
         intake: Intake,
         sampler: TaskSampler,
         learner: Learner,
         evaluators: Sequence[Evaluator[EpisodePlan]],
         departures: Departures,
+        dog: Watchdog,
         replay: Replay | None,
         gauges: ProcessGauges,
         timeline: Timeline,
@@ -82,12 +93,16 @@ class Session:
         threads: Threads,
         progress: Progress,
         history: History,
+        make_learning: Callable[[], Learning],
+        left: Left = NOTHING_LEFT,
     ) -> None:
         self.recipe, self.run_id, self.folder = recipe, run_id, folder
         self.environments, self._model_files = tuple(environments), model_files
-        self.store, self.engine, self.intake, self.sampler = store, engine, intake, sampler
+        self.store, self.engine, self.rollout = store, engine, rollout
+        self.intake, self.sampler = intake, sampler
+        self.make_learning, self.left = make_learning, left
         self.learner, self.evaluators, self.replay = learner, evaluators, replay
-        self.departures = departures
+        self.departures, self.dog = departures, dog
         self.gauges, self.timeline, self.view, self.stop = gauges, timeline, view, stop
         self.threads, self.progress = threads, progress
         self.history = history
@@ -97,9 +112,10 @@ class Session:
         self.updates: list[UpdateRow] = list(history.updates)
         self.evaluations: list[EvaluationRow] = list(history.evaluations)
         self._saved_update = None if history.source is None else history.update
+        self.save: Save | None = learner.save
         self._tested = not recipe.run.self_test
         self._started_us = 0
-        self._checksum = ""
+        self._checksum = engine.info().checksum
         self._totals: dict[str, float] = {}
 
     @property
@@ -143,25 +159,56 @@ class Session:
         while missing := refill.missing:
             plans = self.issue(missing)
             with self._departures_kept():
-                found = self.intake.collect(plans, Purpose.TRAINING)
+                found = self._collected(plans)
             refill.hear([group_id(plan.issue) for plan in plans], found)
             collected += found
         events = [("refill", {"update": update, **refill.report()})] if refills else []
         return UpdateBatch(update=update, collected=collected, events=events)
 
-    def draw(self, batch: UpdateBatch) -> UpdateBatch:
-        """Return ``batch`` with what replay draws beside what was collected, if it is on."""
-        served = self.engine.info()
-        own = aliases(batch.collected, policy_version=served.policy_version, checksum=served.checksum)
+    def _collected(self, plans: Sequence[EpisodePlan]) -> list[Trajectory]:
+        """Run ``plans`` to their end; with over-issue, to where each group has enough."""
+        if not self.recipe.actors.over_issue:
+            return self.intake.collect(plans, Purpose.TRAINING)
+        use_threads(self.threads.engine)
+        brought = collect_groups(
+            self.rollout,
+            self.intake,
+            plans,
+            wanted=self.recipe.rollout.samples_per_task,
+            check=self.stop.check,
+        )
+        surplus = [t for harvested in brought for t in harvested.surplus]
+        self.discard(discards(surplus, DiscardReason.SURPLUS, policy_version=self.progress.policy_version))
+        pairs = [
+            pair
+            for harvested in brought
+            for group in harvested.complete
+            for pair in zip(group.arrivals, group.trajectories, strict=True)
+        ]
+        reach("collected")
+        return [trajectory for _, trajectory in sorted(pairs, key=lambda pair: pair[0])]
+
+    def discard(self, gone: Sequence[Discard]) -> None:
+        """Put on the ledger and on the record which finished trajectories are not learned from, and why."""
+        if gone:
+            with self.timeline.span("store"):
+                self.store.discard(
+                    discard_rows(gone, run_id=self.run_id, update=self.progress.update, time_us=rows.now_us())
+                )
+
+    def draw(self, batch: UpdateBatch, *, missing: int = 0) -> UpdateBatch:
+        """Return ``batch`` with what replay draws beside what was collected, if it is on; ``missing`` trajectories more than
+        the recipe's share."""
+        own = aliases(batch.collected, policy_version=self.progress.policy_version, checksum=self._checksum)
         batch = replace(batch, aliases=own)
         if self.replay is None:
             return batch
         with self.timeline.span("replay"):
-            draw = self.replay.draw(batch.update, num_fresh=len(learnable(batch.collected)))
+            draw = self.replay.draw(batch.update, num_fresh=len(learnable(batch.collected)), missing=missing)
         return replace(batch, drawn=draw.items, events=[*batch.events, *draw.events])
 
-    def learn(self, batch: UpdateBatch) -> UpdateResult:
-        """Learn one batch; the weights change.
+    def ready(self, batch: UpdateBatch) -> None:
+        """Make sure that ``batch`` can be learned: there is something in it, and the set-up was tested.
 
         Raises :class:`EnvironmentFailure` with the reasons where nothing was collected that can be learned from, and
         :class:`SelfTestError` where the first batch shows that the set-up is wrong.
@@ -172,26 +219,35 @@ class Session:
                 f"update {update} has no trajectory to learn from: {len(collected)} collected, "
                 f"{len(collected) - len(fresh)} cut by rollout.max_seconds; {self.intake.failures()}"
             )
+        if not self._tested:
+            use_threads(self.threads.learner)
+            self._self_test(batch)
+
+    def learn(self, batch: UpdateBatch) -> UpdateResult:
+        """Learn one batch, here and now; the weights change. Raises as :meth:`ready`."""
+        self.ready(batch)
         use_threads(self.threads.learner)
-        self._self_test(batch)
-        with self.timeline.span("learn"):
-            try:
-                result = self.learner.update(
-                    batch.sequences(),
-                    update=update,
-                    policy_version=self.progress.policy_version,
-                    peers=batch.peers(),
-                )
-            except NonFiniteError as error:
-                self.store.record(self._found_wrong(error.result))
-                raise
+        with self.timeline.span("learn"), self.evidence_kept():
+            result = self.learner.update(
+                batch.sequences(),
+                update=batch.update,
+                policy_version=self.progress.policy_version,
+                peers=batch.peers(),
+            )
         reach("learned")
         return result
 
+    @contextmanager
+    def evidence_kept(self) -> Iterator[None]:
+        """Put on record what made learning stop, where steps that were not finite did."""
+        try:
+            yield
+        except NonFiniteError as error:
+            self.store.record(self._found_wrong(error.result))
+            raise
+
     def _self_test(self, batch: UpdateBatch) -> None:
         """Test the set-up on the first batch of this process, before anything is learned from it."""
-        if self._tested:
-            return
         with self.timeline.span("self_test"):
             found = run_self_test(
                 self.recipe,
@@ -214,30 +270,57 @@ class Session:
 
     def publish(self, update: int) -> list[Any]:
         """Serve the learner's weights as a new policy version; return the rows that say so."""
+        version = self._next_version()
+        published = self.serve(self.learner.weights(), version)
+        return [self._version_made(version, self._checksum, update), *published]
+
+    def adopt(self, update: int, checksum: str) -> list[Any]:
+        """Give the weights that ``update`` made the next policy version, served or not; return the row that says so."""
+        version = self._next_version()
+        self.progress.policy_version, self._checksum = version, checksum
+        return [self._version_made(version, checksum, update)]
+
+    def serve(self, weights: Weights, version: int) -> list[Any]:
+        """Let the engine sample from ``weights`` as ``version``; return the row that says so."""
+        with self.timeline.span("publish"):
+            report = self.engine.publish(weights, version)
+        self._checksum = report.checksum
+        self.progress.policy_version = version
+        reach("published")
+        detail = {"checksum": report.checksum, "seconds": report.seconds, "policy_version": version}
+        return [self.event("publish", detail)]
+
+    def _next_version(self) -> int:
         version = self.progress.policy_version + 1
         with self.timeline.span("publish"):
             self.store.ledger.advance("policy_version", version)
-            reach("publish_marked")
-            report = self.engine.publish(self.learner.weights(), version)
-        described = rows.policy_version(version, checksum=report.checksum, update=update, origin=self.run_id)
-        self._checksum = report.checksum
-        detail = {"checksum": report.checksum, "seconds": report.seconds, "policy_version": version}
-        self.progress.policy_version = version
-        reach("published")
-        return [rows.version_row(self.run_id, described), self.event("publish", detail)]
+        reach("publish_marked")
+        return version
 
-    def record_update(self, result: UpdateResult, batch: UpdateBatch, published: Sequence[Any]) -> None:
+    def _version_made(self, version: int, checksum: str, update: int) -> Any:
+        described = rows.policy_version(version, checksum=checksum, update=update, origin=self.run_id)
+        return rows.version_row(self.run_id, described)
+
+    def record_update(
+        self,
+        result: UpdateResult,
+        batch: UpdateBatch,
+        published: Sequence[Any],
+        *,
+        learn_s: float | None = None,
+    ) -> None:
         """Write everything about one update in one frame, and move the run's position onto it; replay may draw what it
-        learned from then on.
+        learned from then on. ``learn_s``: how long learning took, where that was not in this loop.
         """
         totals, before = self.timeline.totals(), self._totals
         self._totals = totals
+        seconds = {name: totals[name] - before.get(name, 0.0) for name in totals}
         frame = rows.UpdateFrame(
             run_id=self.run_id,
             parent_update=self.progress.update,
             new_policy_version=self.progress.policy_version,
             started_us=self._started_us,
-            seconds={name: totals[name] - before.get(name, 0.0) for name in totals},
+            seconds=seconds if learn_s is None else {**seconds, "learn": learn_s},
             seed=self.recipe.run.seed,
             weights_checksum=self._checksum,
             deterministic=self.recipe.run.deterministic,
@@ -313,13 +396,14 @@ class Session:
 
     def checkpoint(self) -> None:
         """Write the learner's weights and optimiser state as the checkpoint of the current update, unless it is there."""
-        if self._saved_update == self.progress.update:
+        save = self.save
+        if save is None or self._saved_update == self.progress.update:
             return
         with self.timeline.span("checkpoint"):
             write_checkpoint(
                 self.folder,
                 self.progress.update,
-                lambda folder: self.learner.save(folder, self._model_files, self.state().to_json()),
+                lambda folder: save(folder, self._model_files, self.state().to_json()),
                 keep=self.recipe.checkpoint.keep,
             )
             self.store.record([self.event("checkpoint", {"checkpoint_update": self.progress.update})])
@@ -341,12 +425,24 @@ class Session:
 
     def due(self) -> None:
         """Do what is on a schedule after an update: evaluation, checkpoint."""
-        done, recipe = self.progress.done, self.recipe
-        last = done >= recipe.topology.updates
-        if recipe.checkpoint.every_updates and done % recipe.checkpoint.every_updates == 0 and not last:
+        if self.checkpoint_due:
             self.checkpoint()
-        if recipe.evaluation.every_updates and done % recipe.evaluation.every_updates == 0 and not last:
-            self.evaluate("scheduled", recipe.evaluation.num_tasks)
+        if self.evaluation_due:
+            self.evaluate("scheduled", self.recipe.evaluation.num_tasks)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the schedule wants a checkpoint of the present update."""
+        return self._on_schedule(self.recipe.checkpoint.every_updates)
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the schedule wants an evaluation of the present update's weights."""
+        return self._on_schedule(self.recipe.evaluation.every_updates)
+
+    def _on_schedule(self, every: int) -> bool:
+        done = self.progress.done
+        return bool(every) and done % every == 0 and done < self.recipe.topology.updates
 
     def measure(self, update: int) -> list[Any]:
         """Return the gauges of the process as rows."""

@@ -24,19 +24,25 @@ from hotpot.models import keep_freed_memory
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
+from hotpot.rollout.actors import Actors, InlineActors, ProcessActors, ThreadActors
+from hotpot.rollout.collection import Places, even_places
 from hotpot.timeline import Timeline
 from hotpot.topology.collecting.departures import Departures
+from hotpot.topology.collecting.groups import episodes_per_task
 from hotpot.topology.collecting.intake import Intake
 from hotpot.topology.halves import check_source, first_policy_version
 from hotpot.topology.introduction import introduce
+from hotpot.topology.learning.inline import InlineLearning
+from hotpot.topology.learning.process import LearnerProcess
+from hotpot.topology.learning.protocol import Learning
 from hotpot.topology.parts.engines import Threads, choose_threads, frozen_sampling, make_engine
 from hotpot.topology.parts.ingredients import (
     Ingredients,
     model_files,
     read_ingredients,
     read_reference,
-    template_markup,
 )
+from hotpot.topology.parts.learners import make_learner
 from hotpot.topology.resume.checkpoints import checkpoint_folder, list_checkpoints
 from hotpot.topology.resume.history import History, changed_settings, last_recipe, read_history, write_recipe
 from hotpot.topology.resume.position import behind_the_marks
@@ -44,6 +50,8 @@ from hotpot.topology.resume.resuming import Resumption, Taking, check_same_exper
 from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.session import Progress, Session
 from hotpot.topology.supervision.stopping import StopSignal
+from hotpot.topology.supervision.verdict import read_verdict
+from hotpot.topology.supervision.watchdog import watch
 from hotpot.topology.updates.outcomes import read_outcomes
 from hotpot.types import Purpose, SamplingParams
 
@@ -74,7 +82,7 @@ def wire(
     made = read_ingredients(recipe, model=history.source, first=first)
     taking = _taking(folder, recipe, checkpoint) if resume == RESUMED else None
     accepted = check_same_experiment(taking, made, history.source) if taking is not None else []
-    learner = _learner(recipe, made, history)
+    learner = make_learner(recipe, made, history.source)
     source_run = recipe.debug.source_run if resume != EVALUATING else None
     if source_run is not None:
         check_source(source_run, recipe)
@@ -99,11 +107,12 @@ def wire(
         sampling = frozen_sampling(recipe)
         engine = make_engine(recipe, learner.policy(), sampling, version)
         stack.callback(engine.close)
-        rollout = _rollout(recipe, made, engine, sampling, store, run_id, timeline)
+        rollout = _rollout(recipe, made, engine, sampling, store, folder, timeline)
+        stack.callback(rollout.close)
         sampler = TaskSampler(
             made.mix,
             seed=recipe.run.seed,
-            samples_per_task=recipe.rollout.samples_per_task,
+            samples_per_task=episodes_per_task(recipe.rollout.samples_per_task, recipe.actors.over_issue),
             next_issue=position.next_issue,
             advance=lambda issue: store.ledger.reach("issue", issue),
             num_holdout=max(recipe.evaluation.num_tasks, recipe.evaluation.num_tasks_final),
@@ -112,9 +121,13 @@ def wire(
         if recipe.tasks.pools and resume is not None:
             sampler.hear(read_outcomes(RunReader.open(folder), {row.update for row in history.updates}))
         view = stack.enter_context(LiveView(run_id, recipe.topology.updates, done=done, console=console))
+        found = read_verdict(folder)
+        dog = stack.enter_context(
+            watch(folder, stop_after_s=recipe.supervision.stop_after_s, timeline=timeline)
+        )
         intake = Intake(
             rollout, store, timeline, stop, view, num_threads=threads.engine, counts=history.counts,
-            past=resumption.past,
+            past=resumption.past, turn=dog.turn,
         )  # fmt: skip
         session = Session(
             recipe=recipe,
@@ -124,10 +137,12 @@ def wire(
             model_files=model_files(made.tokenizer, made.dialect),
             store=store,
             engine=engine,
+            rollout=rollout,
             intake=intake,
             sampler=sampler,
             learner=learner,
             departures=Departures(engine, rollout),
+            dog=dog,
             evaluators=_evaluators(made, engine, intake, sampler, store, sampling, run_id),
             replay=_replay(recipe, folder) if resume != EVALUATING else None,
             gauges=ProcessGauges(run_id),
@@ -139,13 +154,16 @@ def wire(
                 policy_version=version, update=history.update, done=done, next_update=position.next_update
             ),
             history=history,
+            make_learning=partial(_learning, recipe, learner, folder, threads, history.update),
+            left=resumption.left,
         )
         more = (
             {**({"changed": taking.changed} if taking.changed else {}), **resumption.detail()}
             if taking
             else {}
         )
-        introduce(session, made, resume or "run_started", more, resumption.events)
+        events = [*resumption.events, *([found.event] if found is not None else [])]
+        introduce(session, made, resume or "run_started", more, events)
         if resume != EVALUATING:
             write_recipe(folder, recipe, made.redactor)
         yield session
@@ -189,7 +207,11 @@ def _take_up(
         learner.save(into, model_files(made.tokenizer, made.dialect), state.to_json())
 
     found = take_up(
-        replace(taking, here=here), history, store.ledger, lambda: _learner(taking.told, then, history), keep
+        replace(taking, here=here),
+        history,
+        store.ledger,
+        lambda: make_learner(taking.told, then, history.source),
+        keep,
     )
     return replace(found, why=(*accepted, *found.why))
 
@@ -218,30 +240,13 @@ def _open_store(
     )
 
 
-def _learner(recipe: Recipe, made: Ingredients, history: History) -> Learner:
-    """Return the learner, with the state of the checkpoint if there is one."""
-    learner = Learner(
-        made.decoder,
-        recipe.learner,
-        total_updates=recipe.topology.updates,
-        seed=recipe.run.seed,
-        temperature=recipe.sampling.training.temperature or 1.0,
-        reference=made.reference,
-        markup=template_markup(made.tokenizer, made.dialect),
-        exact=recipe.run.deterministic,
-    )
-    if history.source is not None:
-        learner.load(history.source)
-    return learner
-
-
 def _rollout(
     recipe: Recipe,
     made: Ingredients,
     engine: Engine,
     sampling: dict[Purpose, SamplingParams],
     store: ExperienceStore,
-    run_id: str,
+    folder: Path,
     timeline: Timeline,
 ) -> Rollout:
     scenes = {
@@ -249,7 +254,7 @@ def _rollout(
             environment=one.environment,
             system_prompt=one.system_prompt,
             provenance=Provenance(
-                run_id=run_id,
+                run_id=store.run_id,
                 seed=recipe.run.seed,
                 actor_id="actor-0",
                 actor_group="group-0",
@@ -269,8 +274,52 @@ def _rollout(
         attempts=store.ledger,
         redact=made.redactor.redact,
         timeline=timeline,
+        actors=_actors(recipe, made, folder),
+        places=_places(recipe),
         deterministic=recipe.run.deterministic,
     )
+
+
+def _learning(recipe: Recipe, learner: Learner, folder: Path, threads: Threads, update: int) -> Learning:
+    """Return whoever learns in an asynchronous topology, in the state of the checkpoint of ``update``."""
+    if recipe.topology.serial:
+        return InlineLearning(learner, num_threads=threads.learner)
+    return LearnerProcess(
+        recipe,
+        run=folder,
+        num_threads=threads.learner,
+        source=checkpoint_folder(folder, update),
+        first=checkpoint_folder(folder, list_checkpoints(folder)[0]),
+        lost_updates=learner.lost_updates,
+    )
+
+
+def _actors(recipe: Recipe, made: Ingredients, folder: Path) -> Actors:
+    makers = {one.member.name: one.environment.make for one in made.environments}
+    if recipe.actors.kind == "threads":
+        return ThreadActors(makers, recipe.actors)
+    if recipe.actors.kind == "processes":
+        return ProcessActors(
+            {one.member.name: one.environment for one in made.environments},
+            recipe.actors,
+            beat_s=recipe.supervision.beat_s,
+            logs=folder / "logs",
+        )
+    return InlineActors(makers, recipe.actors)
+
+
+def _places(recipe: Recipe) -> list[Places]:
+    """Return what each actor group may have at once: what the recipe says, else an even share of the engine's requests."""
+    settings = recipe.actors
+    groups = [f"group-{index}" for index in range(settings.groups)]
+    return [
+        replace(
+            place,
+            environments=settings.environments_per_group or place.environments,
+            requests=settings.requests_per_group or settings.environments_per_group or place.requests,
+        )
+        for place in even_places(groups, recipe.engine.max_concurrency)
+    ]
 
 
 def _replay(recipe: Recipe, folder: Path) -> Replay | None:

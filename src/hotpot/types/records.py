@@ -8,18 +8,34 @@ Times are integer microseconds since the Unix epoch (``_us``), durations are flo
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of everything in this module. It grows by one with every change of a column that has landed."""
 
 
 def column(meaning: str, *, unit: str = "") -> Any:
     """Declare a column with its meaning and unit; both travel in the table's own metadata."""
     return field(metadata={"meaning": meaning, "unit": unit})
+
+
+class DiscardReason(StrEnum):
+    """Why a finished trajectory is never learned from as fresh experience."""
+
+    OVERFLOW_OLDEST = "overflow_oldest"
+    """The queue was full, and its group had waited longest."""
+    OVERFLOW_NEWEST = "overflow_newest"
+    """The queue was full when its group came."""
+    STALE = "stale"
+    """Its oldest token was further behind the learner than the bound."""
+    SURPLUS = "surplus"
+    """It finished when its group had enough."""
+    NOT_LEARNABLE = "not_learnable"
+    """Nothing of its batch could be learned from: all were cut by rollout.max_seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -502,6 +518,27 @@ class ConsumptionRow:
     schema_version: int = column("Version of this schema")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DiscardRow:
+    """Table ``discards``: one finished trajectory that no update learns from as fresh, mirrored from the ledger."""
+
+    run_id: str = column("Run")
+    trajectory_id: str = column("Trajectory")
+    group_id: str = column("Group")
+    reason: str = column(
+        "Why: stale, overflow_oldest or overflow_newest (of the queue), surplus (its group had enough)"
+    )
+    update: int = column("Update in progress, or to come, when it was discarded")
+    policy_version: int = column("The learner's policy version then")
+    staleness: int = column(
+        "policy_version minus the oldest version that sampled a token of the trajectory (weights of another number that are "
+        "the same, after a resume, taken for the same)",
+        unit="policy versions",
+    )
+    time_us: int = column("When", unit="microseconds since the epoch")
+    schema_version: int = column("Version of this schema")
+
+
 TABLES: dict[str, type] = {
     "steps": StepRow,
     "trajectories": TrajectoryRow,
@@ -515,5 +552,6 @@ TABLES: dict[str, type] = {
     "quarantine": QuarantineRow,
     "attempts": AttemptRow,
     "consumptions": ConsumptionRow,
+    "discards": DiscardRow,
 }
 """Every table of the lake and the class of its rows."""

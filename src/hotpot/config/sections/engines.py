@@ -47,7 +47,8 @@ class VllmEngineSection(RemoteSection):
     threads: PositiveInt = 1
     """Threads it computes with on a CPU."""
     eager: bool = True
-    """Compute without compiling the model first: starts in a minute less on a CPU; give a GPU false."""
+    """Compute without compiling anything first: starts in a minute less on a CPU, and needs no C++ compiler; give a GPU
+    false."""
     arguments: tuple[str, ...] = ()
     """Further arguments of `vllm serve`."""
     start_timeout_s: PositiveFloat = 300.0

@@ -25,24 +25,37 @@ _CRITIC_FIELDS = (
 )
 """Fields of :class:`LearnerSection` that only a critic reads."""
 
+_TRACE_FIELDS = ("vtrace_rho_bar", "vtrace_c_bar")
+"""Fields of :class:`LearnerSection` that only V-trace reads."""
+
 
 class LearnerSection(Section):
     """Advantages, loss and optimiser."""
 
-    advantages: Literal["group_mean", "group_normalized", "rloo", "reinforce_pp", "gae"] = "group_mean"
+    advantages: Literal["group_mean", "group_normalized", "rloo", "reinforce_pp", "gae", "vtrace"] = (
+        "group_mean"
+    )
     """Reward minus the group's mean (Dr. GRPO, arXiv:2503.20783); that divided by the group's deviation (GRPO,
     arXiv:2402.03300); reward minus the mean of the others (RLOO, arXiv:2402.14740); without groups, normalised over the
-    batch's loss tokens (REINFORCE++, arXiv:2501.03262); or generalised advantage estimation with a critic
-    (arXiv:1506.02438), which compares with no group. See docs/estimators.md."""
+    batch's loss tokens (REINFORCE++, arXiv:2501.03262); or with a critic, comparing with no group: generalised advantage
+    estimation (arXiv:1506.02438), or V-trace (IMPALA, arXiv:1802.01561), which corrects advantages and returns of tokens
+    that another policy sampled than the update starts from. See docs/estimators.md and docs/off-policy.md."""
     critic: Literal["none", "head", "separate"] = "none"
     """What says how much a state is worth: nothing, a value head on the policy's decoder, or a decoder of its own that
-    starts as the starting model. Needed by ``gae``, and by nothing else."""
+    starts as the starting model. Needed by ``gae`` and ``vtrace``, and by nothing else."""
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """How far ``gae`` looks before it trusts the critic: 1 to the end of the trajectory, 0 one decision."""
+    """How far ``gae`` and ``vtrace`` look before they trust the critic: 1 to the end of the trajectory, 0 one decision."""
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What a reward one decision later is worth, under ``gae``."""
+    """What a reward one decision later is worth, under ``gae`` and ``vtrace``."""
     gae_level: Literal["token", "step"] = "token"
     """What a decision is under ``gae``: each sampled token, or each step (one model call)."""
+    vtrace_rho_bar: PositiveFloat = 1.0
+    """Under ``vtrace`` an advantage counts by the ratio of the policy the update starts from to the one that sampled the
+    token, at most this (rho-bar, arXiv:1802.01561, equation 1). It decides what the values come to: those of a policy
+    between the two."""
+    vtrace_c_bar: PositiveFloat = 1.0
+    """How much of what came after a token its own return hears, by the same ratio, at most this (c-bar, the same); at most
+    vtrace_rho_bar. It decides how fast the values come there."""
     critic_extra_epochs: NonNegativeInt = 0
     """Passes over a batch, after learner.epochs, in which only a separate critic learns."""
     value_coefficient: PositiveFloat = 0.02
@@ -78,14 +91,15 @@ class LearnerSection(Section):
     """Which tokens learner and sampler are compared on (``logprob_difference_max``): all of the batch, for which the other
     minibatches are computed once more at the weights the update starts from (a fifth of learning with 4 minibatches), or
     those of the first minibatch, whose own pass has these weights. Where old log-probabilities are recomputed, or tokens
-    are decoupled, all are."""
+    are decoupled (as all are under ``vtrace``), all are."""
     replayed_ratio_cap: PositiveFloat = 1.0
     """A replayed token counts by the ratio of the policy the update starts from to the policy that sampled it, at most
     this (truncated importance weight, arXiv:1802.01561); its clip is around the former (arXiv:2110.00641)."""
     decoupled: Literal["replayed", "stale", "all"] = "replayed"
     """Tokens whose clip is around the policy the update starts from and that count by the truncated ratio of that policy to
     the one that sampled them (decoupled PPO, arXiv:2110.00641): replayed ones, also those of an older policy version, or
-    all (truncated importance sampling between sampler and learner, whatever they differ by)."""
+    all (truncated importance sampling between sampler and learner, whatever they differ by). Under ``vtrace`` the clip of
+    every token is around the starting policy, and its truncated ratio is in the advantage already."""
     importance_cap: PositiveFloat = 2.0
     """Largest such ratio for a token that is not replayed (arXiv:1802.01561)."""
     kl_coefficient: NonNegativeFloat = 0.0
@@ -176,9 +190,20 @@ class LearnerSection(Section):
             )
         return self
 
+    @property
+    def has_values(self) -> bool:
+        """Whether advantages are made of a critic's values."""
+        return self.advantages in {"gae", "vtrace"}
+
+    @property
+    def groupless(self) -> bool:
+        """Whether a trajectory is compared with none of its group."""
+        return self.advantages == "reinforce_pp" or self.has_values
+
     @model_validator(mode="after")
     def _precision_fits(self) -> Self:
-        if self.precision != "float32" and self.old_logprobs == "recorded" and self.decoupled != "all":
+        around_start = self.decoupled == "all" or self.advantages == "vtrace"
+        if self.precision != "float32" and self.old_logprobs == "recorded" and not around_start:
             raise ValueError(
                 f"learner.precision = {self.precision!r}: the recorded log-probabilities are more exact than the learner's, "
                 "and their ratio would be rounding; set learner.old_logprobs = 'recomputed' or learner.decoupled = 'all'"
@@ -222,10 +247,10 @@ class LearnerSection(Section):
                 f"learner.reward_normalization = {self.reward_normalization!r} is undone by learner.advantages = "
                 "'group_normalized', which divides by each group's deviation; leave the former out, or use 'group_mean'"
             )
-        if self.advantages == "gae" and self.reward_normalization != "none":
+        if self.has_values and self.reward_normalization != "none":
             raise ValueError(
                 f"learner.reward_normalization = {self.reward_normalization!r} puts whole trajectories on a scale, and "
-                "learner.advantages = 'gae' learns from what each token earned; leave it out, or use "
+                f"learner.advantages = {self.advantages!r} learns from what each token earned; leave it out, or use "
                 "learner.advantage_normalization = 'batch'"
             )
         twice = {"group_normalized": ("group",), "reinforce_pp": ("group", "batch", "running", "minibatch")}
@@ -248,11 +273,11 @@ class LearnerSection(Section):
                 f"learner.critic_extra_epochs = {self.critic_extra_epochs} with learner.critic = {self.critic!r}: only a "
                 "critic with a decoder of its own can learn on while the policy stays; set learner.critic = 'separate', or 0"
             )
-        if (self.critic != "none") != (self.advantages == "gae"):
+        if (self.critic != "none") != self.has_values:
             raise ValueError(
-                f"learner.critic = {self.critic!r} with learner.advantages = {self.advantages!r}: values are what 'gae' is "
-                "made of, and nothing else reads them; set learner.advantages = 'gae' and learner.critic = 'head' or "
-                "'separate', or neither"
+                f"learner.critic = {self.critic!r} with learner.advantages = {self.advantages!r}: values are what 'gae' and "
+                "'vtrace' are made of, and nothing else reads them; set learner.advantages = 'gae' and learner.critic = "
+                "'head' or 'separate', or neither"
             )
         if self.critic != "none":
             return self
@@ -262,6 +287,35 @@ class LearnerSection(Section):
                 raise ValueError(
                     f"learner.{name} = {value!r} says how a critic learns, and learner.critic = 'none'; leave it out, or "
                     "set learner.advantages = 'gae' and learner.critic = 'head' or 'separate'"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _trace_fits(self) -> Self:
+        fields = type(self).model_fields
+        if self.advantages != "vtrace":
+            for name in _TRACE_FIELDS:
+                if getattr(self, name) != fields[name].default:
+                    raise ValueError(
+                        f"learner.{name} = {getattr(self, name):g} is a bound of V-trace, and learner.advantages = "
+                        f"{self.advantages!r}; leave it out, or set learner.advantages = 'vtrace'"
+                    )
+            return self
+        if self.vtrace_c_bar > self.vtrace_rho_bar:
+            raise ValueError(
+                f"learner.vtrace_c_bar = {self.vtrace_c_bar:g} is above learner.vtrace_rho_bar = {self.vtrace_rho_bar:g}; "
+                "V-trace needs the latter to be as large at least: raise it, or lower the former"
+            )
+        if self.gae_level != "token":
+            raise ValueError(
+                f"learner.gae_level = {self.gae_level!r} with learner.advantages = 'vtrace': the ratio of a whole step is a "
+                "product over its tokens, which is near 0 or cut off; set gae_level = 'token', or advantages = 'gae'"
+            )
+        for name in ("decoupled", "replayed_ratio_cap", "importance_cap"):
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(
+                    f"learner.{name} = {getattr(self, name)!r} with learner.advantages = 'vtrace' would count a token by its "
+                    "ratio twice: V-trace has it in the advantage; leave it out and set learner.vtrace_rho_bar"
                 )
         return self
 

@@ -79,6 +79,8 @@ class ActorsSection(Section):
     """Requests of a group that are in the engine at once; further ones wait. Unset, one for each of its episodes."""
     call_timeout_s: PositiveFloat = 60.0
     """Longest time for one call of an environment; then it counts as hung, and the attempt has failed."""
+    max_hung: NonNegativeInt = 4
+    """Calls of one actor that may hang at once, each keeping a thread; with one more it takes no calls and is replaced."""
     over_issue: NonNegativeFloat = 0.0
     """Episodes of each task issued beyond rollout.samples_per_task, as a share of it; what is still under way when
     enough have finished is cut, with a reason."""

@@ -272,6 +272,8 @@ def _process(settings: VllmEngineSection, port: int, model_context: int) -> Serv
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": str(settings.threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # --enforce-eager alone still compiles the ranking of log-probabilities, at the first request and with g++.
+            **({"TORCH_COMPILE_DISABLE": "1"} if settings.eager else {}),
         },
         log=Path(tempfile.gettempdir()) / f"hotpot-vllm-{port}.log",  # stays where the server failed
     )

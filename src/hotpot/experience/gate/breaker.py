@@ -13,7 +13,7 @@ in every process anew. Producers do not touch each other.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["closed", "open", "half_open"]
@@ -36,11 +36,29 @@ class BreakerPolicy:
     probes_to_close: int
 
 
+class Recent:
+    """The last ``window`` of what was judged, and how many of them were ``bad``."""
+
+    def __init__(self, window: int) -> None:
+        self._judged: deque[bool] = deque()
+        self._window = window
+        self.bad = 0
+
+    def __len__(self) -> int:
+        return len(self._judged)
+
+    def add(self, good: int, bad: int) -> None:
+        """Hear what became of some; the bad ones count last."""
+        self._judged.extend([False] * good + [True] * bad)
+        self.bad += bad
+        while len(self._judged) > self._window:
+            self.bad -= self._judged.popleft()
+
+
 @dataclass(slots=True, kw_only=True)
 class _Producer:
+    recent: Recent
     state: State = "closed"
-    recent: deque[bool] = field(default_factory=deque)
-    refused: int = 0
     held: int = 0
     streak: int = 0
 
@@ -67,7 +85,7 @@ class Breaker:
         """Hear what became of judged records; return the change, if there was one. The refused count last."""
         one, before = self._of(producer), self._of(producer).state
         if before == "closed":
-            self._remember(one, accepted, refused)
+            one.recent.add(accepted, refused)
             if self._jumped(one):
                 one.state, one.held, one.streak = "open", 0, 0
                 return "opened"
@@ -76,7 +94,7 @@ class Breaker:
         if refused:
             one.state = "open"
         elif one.streak >= self._policy.probes_to_close:
-            self._producers[producer] = _Producer()
+            self._producers[producer] = self._fresh()
             return "closed"
         return None
 
@@ -93,14 +111,11 @@ class Breaker:
         return tuple(name for name, one in self._producers.items() if one.state != "closed")
 
     def _of(self, producer: str) -> _Producer:
-        return self._producers.setdefault(producer, _Producer())
+        return self._producers.setdefault(producer, self._fresh())
 
-    def _remember(self, one: _Producer, accepted: int, refused: int) -> None:
-        one.recent.extend([False] * accepted + [True] * refused)
-        one.refused += refused
-        while len(one.recent) > self._policy.window:
-            one.refused -= one.recent.popleft()
+    def _fresh(self) -> _Producer:
+        return _Producer(recent=Recent(self._policy.window))
 
     def _jumped(self, one: _Producer) -> bool:
         judged = len(one.recent)
-        return judged >= self._policy.min_records and one.refused > self._policy.share * judged
+        return judged >= self._policy.min_records and one.recent.bad > self._policy.share * judged

@@ -33,6 +33,7 @@ from hotpot.experience.log.wal import read_segment
 from hotpot.timeline import Timeline
 from hotpot.types import TABLES
 
+_LONGEST_PAUSE_S = 60.0
 MAX_SLICES = 100_000
 """Slices of the archive's work that are kept for a trace."""
 
@@ -219,10 +220,11 @@ class Archive:
                 self._wake.wait(self._until_due())
             return not self._stop
 
-    def _until_due(self) -> float | None:
+    def _until_due(self) -> float:
         if self._first_frame_at is None:
-            return None
-        return max(0.0, self._first_frame_at + self._thresholds.seconds - time.monotonic())
+            return _LONGEST_PAUSE_S
+        left = self._first_frame_at + self._thresholds.seconds - time.monotonic()
+        return min(max(0.0, left), _LONGEST_PAUSE_S)
 
     def _work(self) -> None:
         with self._wake:

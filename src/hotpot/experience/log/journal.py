@@ -9,7 +9,7 @@ ledger refused it, the journal refuses everything after, since only a recovery c
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -20,7 +20,13 @@ from hotpot.experience.crashpoints import reach
 from hotpot.experience.log.ledger import Ledger
 from hotpot.experience.log.wal import WalWriter
 from hotpot.experience.records.schema import to_table
-from hotpot.types import AttemptRow, ConsumptionRow
+from hotpot.types import AttemptRow, ConsumptionRow, DiscardRow
+
+_LedgerRows = tuple[Sequence[AttemptRow], Sequence[ConsumptionRow], Sequence[DiscardRow]]
+_NONE: _LedgerRows = ((), (), ())
+
+LONGEST_WRITE_S = 300.0
+"""Longest wait for a frame: a disk that takes none for so long hangs. Far above what a busy one takes for its slowest sync."""
 
 
 class Journal:
@@ -56,6 +62,7 @@ class Journal:
         tables: dict[str, pa.Table],
         attempts: Sequence[AttemptRow] = (),
         consumptions: Sequence[ConsumptionRow] = (),
+        discards: Sequence[DiscardRow] = (),
         *,
         update: int | None = None,
         batches: int = 0,
@@ -63,27 +70,29 @@ class Journal:
         """Write one frame of ``tables`` and of the attempts that end with it or ended since the last frame.
 
         Returns once it is durable and the ledger agrees. Writes nothing where there is nothing. Raises
-        :class:`StoreError` where log or ledger fail.
+        :class:`StoreError` where log or ledger fail, or take longer than :data:`LONGEST_WRITE_S`.
         """
         logged = threading.Event()
-        written = self._thread.submit(self._write, tables, attempts, consumptions, update, batches, logged)
+        rows = (attempts, consumptions, discards)
+        written = self._thread.submit(self._write, tables, rows, update, batches, logged)
         written.add_done_callback(lambda _: logged.set())
         with self._span("log"):
-            logged.wait()
+            if not logged.wait(LONGEST_WRITE_S):
+                raise self._hangs()
         with self._span("ledger"):
-            written.result()
+            self._result(written)
 
     def note(self, tables: dict[str, pa.Table]) -> None:
         """Write one frame of ``tables`` for a thread that has no spans. Raises :class:`StoreError` as :meth:`write`."""
-        self._thread.submit(self._write, tables, (), (), None, 0, threading.Event()).result()
+        self._result(self._thread.submit(self._write, tables, _NONE, None, 0, threading.Event()))
 
-    def wait(self) -> None:
+    def settle(self) -> None:
         """Wait for a frame whose caller was interrupted, so that what is decided next is decided on its outcome."""
-        self._thread.submit(lambda: None).result()
+        self._result(self._thread.submit(lambda: None))
 
     def end(self, reason: str) -> None:
         """End every attempt that is still leased as dropped for ``reason``, and log that."""
-        self._thread.submit(self._end, reason).result()
+        self._result(self._thread.submit(self._end, reason))
 
     def seal(self) -> None:
         """Close the active log segment and begin another, unless it holds no frame.
@@ -102,24 +111,43 @@ class Journal:
             reach("log_segment_sealed")
 
     def close(self) -> None:
-        """Stop the thread and close the file; an active log segment without a frame is deleted."""
-        self._thread.shutdown()
+        """Stop the thread and close the file; an active log segment without a frame is deleted.
+
+        Raises :class:`StoreError` where the thread hangs; then both are left to the end of the process.
+        """
+        last = self._thread.submit(lambda: None)
+        self._thread.shutdown(wait=False)
+        self._result(last)
         with self._guard:
             self._log.close()
             if self._log.frames == 0:
                 self._log.path.unlink(missing_ok=True)
 
+    def _result(self, written: Future[None]) -> None:
+        try:
+            written.result(LONGEST_WRITE_S)
+        except TimeoutError as error:
+            if written.done():
+                raise  # its own
+            raise self._hangs() from error
+
+    def _hangs(self) -> StoreError:
+        return StoreError(
+            f"the log's thread has not written a frame to {self._log.path} and the ledger for {LONGEST_WRITE_S:.0f} s: "
+            "the disk hangs; what was acknowledged is there: mend the disk and resume the run"
+        )
+
     def _write(
         self,
         tables: dict[str, pa.Table],
-        attempts: Sequence[AttemptRow],
-        consumptions: Sequence[ConsumptionRow],
+        rows: _LedgerRows,
         update: int | None,
         batches: int,
         logged: threading.Event,
     ) -> None:
         with self._guard:
             self._check()
+            attempts, consumptions, discards = rows
             ended = [*self._ledger.not_logged(), *attempts]
             if ended:
                 tables = {**tables, "attempts": to_table("attempts", ended)}
@@ -130,7 +158,7 @@ class Journal:
             logged.set()
             self._broken = "a frame is in the log that the ledger was not told of"  # until it is
             try:
-                self._ledger.apply(position, ended, consumptions, update)
+                self._ledger.apply(position, ended, consumptions, update, discards)
             except StoreError as error:
                 self._broken = str(error)
                 raise
@@ -139,7 +167,7 @@ class Journal:
 
     def _end(self, reason: str) -> None:
         self._ledger.drop_leased(reason)
-        self._write({}, (), (), None, 0, threading.Event())
+        self._write({}, _NONE, None, 0, threading.Event())
 
     def _check(self) -> None:
         if self._broken is not None:

@@ -1,4 +1,4 @@
-"""The ledger: attempts, consumptions and high-water marks in SQLite, written by one owner.
+"""The ledger: attempts, consumptions, discards and high-water marks in SQLite, written by one owner.
 
 Owns ``control.sqlite``. Knows no trajectory and no log; the store tells it what a log frame did. An attempt's life::
 
@@ -10,6 +10,8 @@ Invariants:
 
 - every attempt ends in exactly one state, once; anything else raises :class:`LedgerError`;
 - every write checks the fencing token in its own transaction: a superseded owner changes nothing any more;
+- a trajectory of a finished attempt is discarded once at most, never after it was consumed; from then on only replay may
+  use it;
 - a mark never goes back, and is durable before the number it covers is used;
 - what a log frame did is applied in one transaction with the frame's position. That transaction alone may be lost in a
   power cut (the log is ahead of it and is applied again); all others are durable when they return.
@@ -28,12 +30,22 @@ from typing import Self
 
 from hotpot.errors import LedgerError, StoreError
 from hotpot.experience.crashpoints import reach
-from hotpot.experience.log.ledger_file import ATTEMPT_COLUMNS, TABLES, attempt_from, attempt_values
+from hotpot.experience.log.ledger_file import (
+    ATTEMPT_COLUMNS,
+    DISCARD_COLUMNS,
+    TABLES,
+    attempt_from,
+    attempt_values,
+    discard_values,
+)
 from hotpot.experience.log.wal import Position
-from hotpot.types import SCHEMA_VERSION, AttemptRow, ConsumptionRow, TrajectoryRow
+from hotpot.types import SCHEMA_VERSION, AttemptRow, ConsumptionRow, DiscardRow, TrajectoryRow
 
 MARKS = ("policy_version", "update", "issue", "evaluation")
 """The high-water marks: the highest number of each kind ever handed out."""
+
+REPLAY_SOURCES = ("hot", "cold")
+"""Sources of consumptions that draw from the record, not from what waits."""
 
 _IDS_A_QUERY = 500
 
@@ -230,15 +242,32 @@ class Ledger:
             if len({row.trajectory_id for row in rows}) != len(rows) or any(r.update != update for r in rows):
                 raise LedgerError(f"update {update} consumes each trajectory once, under its own number")
             for row in rows:
-                attempt_id = row.trajectory_id.partition("/")[0]
-                found = self._database.execute(
-                    "SELECT state FROM attempts WHERE attempt_id = ?", (attempt_id,)
-                ).fetchone()
-                if found is None or found[0] != "finished":
+                self._check_finished(row.trajectory_id, "consumed")
+                gone = self._reason_discarded(row.trajectory_id)
+                if gone is not None and row.source not in REPLAY_SOURCES:
                     raise LedgerError(
-                        f"trajectory {row.trajectory_id} can't be consumed: its attempt "
-                        f"{'was never leased' if found is None else f'is {found[0]}, not finished'}; "
-                        "only what the store accepted is learned from"
+                        f"trajectory {row.trajectory_id} can't be consumed as {row.source}: it was discarded ({gone}); "
+                        f"only replay ({', '.join(REPLAY_SOURCES)}) may still use it"
+                    )
+
+    def check_discards(self, rows: Sequence[DiscardRow]) -> None:
+        """Raise :class:`LedgerError` where a trajectory can't be discarded: its attempt is not finished, it was
+        consumed, or it was discarded before."""
+        with self._guard:
+            if len({row.trajectory_id for row in rows}) != len(rows):
+                raise LedgerError("a trajectory is discarded once; leave repeated rows out")
+            for row in rows:
+                self._check_finished(row.trajectory_id, "discarded")
+                used = self._database.execute(
+                    "SELECT update_number FROM consumptions WHERE trajectory_id = ? LIMIT 1",
+                    (row.trajectory_id,),
+                ).fetchone()
+                gone = self._reason_discarded(row.trajectory_id)
+                if used is not None or gone is not None:
+                    told = f"update {used[0]} consumed it" if used else f"it was discarded before ({gone})"
+                    raise LedgerError(
+                        f"trajectory {row.trajectory_id} can't be discarded as {row.reason}: {told}; "
+                        "only what waits is discarded, and once"
                     )
 
     def apply(
@@ -247,6 +276,7 @@ class Ledger:
         attempts: Sequence[AttemptRow],
         consumptions: Sequence[ConsumptionRow] = (),
         update: int | None = None,
+        discards: Sequence[DiscardRow] = (),
     ) -> None:
         """Apply what the log frame ending at ``position`` did, in one transaction. Safe to repeat after a crash."""
         reach("before_ledger")
@@ -260,6 +290,10 @@ class Ledger:
             database.executemany(
                 "INSERT OR REPLACE INTO consumptions VALUES (?,?,?,?,?)",
                 [(c.trajectory_id, c.update, c.epochs, c.source, c.time_us) for c in consumptions],
+            )
+            database.executemany(
+                f"INSERT OR REPLACE INTO discards ({DISCARD_COLUMNS}) VALUES (?,?,?,?,?,?)",
+                map(discard_values, discards),
             )
             marks = [("wal_segment", position.segment), ("wal_offset", position.offset)]
             if update is not None:
@@ -341,6 +375,23 @@ class Ledger:
                 "SELECT state, reason FROM attempts WHERE attempt_id = ?", (attempt_id,)
             ).fetchone()
         return "it was never leased" if found is None else f"it is {found[0]} already {found[1]}".rstrip()
+
+    def _check_finished(self, trajectory_id: str, what: str) -> None:
+        found = self._database.execute(
+            "SELECT state FROM attempts WHERE attempt_id = ?", (trajectory_id.partition("/")[0],)
+        ).fetchone()
+        if found is None or found[0] != "finished":
+            raise LedgerError(
+                f"trajectory {trajectory_id} can't be {what}: its attempt "
+                f"{'was never leased' if found is None else f'is {found[0]}, not finished'}; "
+                "only what the store accepted is learned from"
+            )
+
+    def _reason_discarded(self, trajectory_id: str) -> str | None:
+        found = self._database.execute(
+            "SELECT reason FROM discards WHERE trajectory_id = ?", (trajectory_id,)
+        ).fetchone()
+        return None if found is None else str(found[0])
 
     def _find(self, condition: str, *values: str) -> list[AttemptRow]:
         with self._guard:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hotpot.errors import StoreError
-from hotpot.types import SCHEMA_VERSION, AttemptRow
+from hotpot.types import SCHEMA_VERSION, AttemptRow, DiscardRow
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS owners (
@@ -23,6 +23,9 @@ CREATE INDEX IF NOT EXISTS attempts_not_logged ON attempts (logged) WHERE logged
 CREATE TABLE IF NOT EXISTS consumptions (
     trajectory_id TEXT NOT NULL, update_number INTEGER NOT NULL, epochs INTEGER NOT NULL, source TEXT NOT NULL,
     time_us INTEGER NOT NULL, PRIMARY KEY (trajectory_id, update_number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS discards (
+    trajectory_id TEXT PRIMARY KEY, reason TEXT NOT NULL, update_number INTEGER NOT NULL, policy_version INTEGER NOT NULL,
+    staleness INTEGER NOT NULL, time_us INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -30,6 +33,9 @@ ATTEMPT_COLUMNS = (
     "attempt_id, episode_id, group_id, task_id, purpose, state, reason, owner, leased_us, closed_us"
 )
 """Columns of the SQLite table ``attempts``, in the order records are read and written."""
+
+DISCARD_COLUMNS = "trajectory_id, reason, update_number, policy_version, staleness, time_us"
+"""Columns of the SQLite table ``discards``, in the order records are written."""
 
 _NOT_WRITABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
@@ -58,6 +64,11 @@ def attempt_values(row: AttemptRow) -> tuple[str | int | None, ...]:
         row.attempt_id, row.episode_id, row.group_id, row.task_id, row.purpose,
         row.state, row.reason, row.owner, row.leased_us, row.closed_us,
     )  # fmt: skip
+
+
+def discard_values(row: DiscardRow) -> tuple[str | int, ...]:
+    """Return the values of a record in the order of :data:`DISCARD_COLUMNS`."""
+    return (row.trajectory_id, row.reason, row.update, row.policy_version, row.staleness, row.time_us)
 
 
 def read_not_logged(path: Path, run_id: str) -> list[AttemptRow]:

@@ -123,8 +123,8 @@ def _check_complete(log_folder: Path, waiting: list[int], watermark: int, applie
 
 def _apply(frame: Frame, ledger: Ledger) -> None:
     rows: dict[str, list[Any]] = {}
-    for name in ("attempts", "consumptions", "updates"):
+    for name in ("attempts", "consumptions", "discards", "updates"):
         table = frame.table(name)
         rows[name] = [] if table is None else from_table(name, table)
     update = max((row.update for row in rows["updates"]), default=None)
-    ledger.apply(frame.end, rows["attempts"], rows["consumptions"], update)
+    ledger.apply(frame.end, rows["attempts"], rows["consumptions"], update, rows["discards"])

@@ -11,7 +11,7 @@ Owns the order of steps; each may be repeated, so a killed deletion is completed
    their values (statistics) is blanked.
 5. Caches in the run folder go, and the files of evidence about skipped optimiser steps that hold it.
 
-What stays: its attempt and its consumptions, which carry ids and numbers only. Time travel: versions of the four tables
+What stays: its attempt, its consumptions and its discard, which carry ids and numbers only. Time travel: versions of the four tables
 that held it can't be read through Delta any more; :meth:`hotpot.experience.RunReader.as_of` goes on, without it.
 """
 

@@ -5,10 +5,11 @@ way round only what it has applied by then is asked for.
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hotpot.experience.lake.lake import SEGMENT_COLUMN
 from hotpot.experience.maintenance.findings import Finding, capped
@@ -17,10 +18,12 @@ from hotpot.experience.reading.reader import RunReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerFacts:
-    """What the ledger says: state and reason of the attempts it logged, the consumptions, the last log segment applied."""
+    """What the ledger says: state and reason of the attempts it logged, the consumptions, the discards with their
+    reason, the last log segment applied."""
 
     attempts: dict[str, tuple[str, str]]
     consumptions: frozenset[tuple[str, int]]
+    discards: frozenset[tuple[str, str]]
     applied_segment: int
 
 
@@ -64,29 +67,26 @@ def check_ledger(reader: RunReader, facts: LedgerFacts) -> Iterator[Finding]:
             for attempt in sorted(applied - set(facts.attempts))
         ),
     )
-    yield from _check_consumptions(reader, facts)
+    consumed, discarded = "{} consumed by update {}", "{} discarded as {}"
+    yield from _check_uses(reader, "consumptions", "update", consumed, facts.consumptions, facts)
+    yield from _check_uses(reader, "discards", "reason", discarded, facts.discards, facts)
 
 
-def _check_consumptions(reader: RunReader, facts: LedgerFacts) -> Iterator[Finding]:
-    rows = reader.sql(
-        f"SELECT trajectory_id, update, {SEGMENT_COLUMN} FROM recorded_consumptions"
-    ).to_pylist()
-    record = {(row["trajectory_id"], row["update"]) for row in rows}
+def _check_uses(
+    reader: RunReader, table: str, column: str, words: str, ledger: Set[tuple[str, Any]], facts: LedgerFacts
+) -> Iterator[Finding]:
+    """Yield which pairs (trajectory, ``column``) of ``table`` are in one of ledger and record only."""
+    rows = reader.sql(f"SELECT trajectory_id, {column}, {SEGMENT_COLUMN} FROM recorded_{table}").to_pylist()
+    record = {(row["trajectory_id"], row[column]) for row in rows}
     applied = {
-        (row["trajectory_id"], row["update"]) for row in rows if row[SEGMENT_COLUMN] < facts.applied_segment
+        (row["trajectory_id"], row[column]) for row in rows if row[SEGMENT_COLUMN] < facts.applied_segment
     }
-    places = [
-        ("ledger", "record", facts.consumptions - record),
-        ("record", "ledger", applied - facts.consumptions),
-    ]
+    places = [("ledger", "record", ledger - record), ("record", "ledger", applied - ledger)]
     for here, there, missing in places:
         yield from capped(
-            "ledger_consumption",
-            "consumptions",
-            (
-                f"{trajectory} consumed by update {update} is in the {here}, not in the {there}"
-                for trajectory, update in sorted(missing)
-            ),
+            f"ledger_{table.removesuffix('s')}",
+            table,
+            (f"{words.format(*pair)} is in the {here}, not in the {there}" for pair in sorted(missing)),
         )
 
 
@@ -96,9 +96,21 @@ def _read(path: Path, mode: str) -> LedgerFacts:
             "SELECT attempt_id, state, reason FROM attempts WHERE logged = 1 AND state != 'leased'"
         ).fetchall()
         consumptions = database.execute("SELECT trajectory_id, update_number FROM consumptions").fetchall()
+        discards = (
+            database.execute("SELECT trajectory_id, reason FROM discards").fetchall()
+            if _has_discards(database)
+            else []
+        )
         mark = database.execute("SELECT value FROM marks WHERE name = 'wal_segment'").fetchone()
     return LedgerFacts(
         attempts={attempt: (state, reason) for attempt, state, reason in attempts},
         consumptions=frozenset((trajectory, int(update)) for trajectory, update in consumptions),
+        discards=frozenset((trajectory, reason) for trajectory, reason in discards),
         applied_segment=-1 if mark is None else int(mark[0]),
     )
+
+
+def _has_discards(database: sqlite3.Connection) -> bool:
+    """Whether the ledger keeps discards: releases of schema version 5 and before had no such table."""
+    (found,) = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'discards'").fetchone()
+    return bool(found)

@@ -112,6 +112,37 @@ RULES = (
         "FROM consumptions GROUP BY update, trajectory_id HAVING count(*) > 1",
     ),
     Rule(
+        name="discard_trajectory",
+        table="discards",
+        needs=("trajectories", "discards"),
+        query="SELECT trajectory_id || ' was discarded (' || reason || '), and is neither there nor deleted' FROM discards "
+        "WHERE trajectory_id NOT IN (SELECT trajectory_id FROM trajectories WHERE purpose = 'training') "
+        "AND trajectory_id NOT IN (SELECT unnest($deleted))",
+    ),
+    Rule(
+        name="discard_twice",
+        table="discards",
+        needs=("discards",),
+        query="SELECT trajectory_id || ' was discarded ' || count(*) || ' times' FROM discards "
+        "GROUP BY trajectory_id HAVING count(*) > 1",
+    ),
+    Rule(
+        name="discard_collected",
+        table="discards",
+        needs=("updates", "discards"),
+        query="SELECT d.trajectory_id || ' was discarded (' || d.reason || ') and collected for update ' || u.update "
+        "FROM discards d JOIN (SELECT update, unnest(collected_trajectories) AS trajectory_id FROM updates) u "
+        "USING (trajectory_id)",
+    ),
+    Rule(
+        name="collected_twice",
+        table="updates",
+        needs=("updates",),
+        query="SELECT trajectory_id || ' was collected for ' || count(*) || ' updates: ' || string_agg(update, ', ' "
+        "ORDER BY update) FROM (SELECT update, unnest(collected_trajectories) AS trajectory_id FROM updates) "
+        "GROUP BY trajectory_id HAVING count(*) > 1",
+    ),
+    Rule(
         name="update_consumptions",
         table="consumptions",
         needs=("updates", "consumptions"),

@@ -105,7 +105,7 @@ class _Check:
                 self.skipped.append(found)
 
     def _agreement(self, moment: RunReader, ledger: LedgerFacts) -> Iterator[Finding]:
-        if self._facts.damaged & {"attempts", "consumptions"}:
-            self.skipped.append(("ledger", "it needs attempts and consumptions"))
+        if self._facts.damaged & {"attempts", "consumptions", "discards"}:
+            self.skipped.append(("ledger", "it needs attempts, consumptions and discards"))
             return
         yield from check_ledger(moment, ledger)

@@ -114,6 +114,7 @@ class Run(RunReader):
     quarantine = _Table()
     attempts = _Table()
     consumptions = _Table()
+    discards = _Table()
 
     def rewards_by(self, *columns: str, where: str = "purpose = 'training'") -> pa.Table:
         """Return mean and population variance of the trajectories' reward for each combination of ``columns``.

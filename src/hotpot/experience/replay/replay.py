@@ -87,13 +87,14 @@ class Replay:
         block = Block.of([fresh[place] for place in stays])
         self.hot.add(update, places[stays], self.index.advantages[places[stays]], block)
 
-    def draw(self, update: int, num_fresh: int) -> Draw:
-        """Return what ``update`` replays beside ``num_fresh`` fresh trajectories: share / (1 - share) as many, rounded.
+    def draw(self, update: int, num_fresh: int, *, missing: int = 0) -> Draw:
+        """Return what ``update`` replays beside ``num_fresh`` fresh trajectories: share / (1 - share) as many, rounded, and
+        ``missing`` more.
 
         A pure function of the record, the seed and the arguments: asked twice before :meth:`add`, it answers the same.
         Raises :class:`hotpot.errors.StoreError` where the record can't be read.
         """
-        size = draw_size(self.settings.share, num_fresh)
+        size = draw_size(self.settings.share, num_fresh) + missing
         events: Events = []
         while True:
             lines, choice = self._choose(update, size)

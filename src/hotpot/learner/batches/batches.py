@@ -86,6 +86,22 @@ class Batch:
         return np.repeat(np.array(begins, dtype=bool), [len(m.loss_positions) for m in self.sequences])
 
     @property
+    def one_sampler(self) -> NDArray[np.bool_]:
+        """Whether each loss token was sampled by the version that began its run of sampled tokens, bool ``[N]``.
+
+        Behind new weights in the midst of a run an engine goes on with the keys and values that the old ones computed: what
+        it recorded there is true of the token, and no single version says it of the whole context.
+        """
+        flags = [np.zeros(0, dtype=np.bool_)]
+        for member in self.sequences:
+            places = member.loss_positions
+            begins = np.flatnonzero(np.diff(places, prepend=-2) > 1)
+            versions = self.policy_versions[member.start : member.stop]
+            runs = np.diff(np.append(begins, len(places)))
+            flags.append(versions == np.repeat(versions[begins], runs))
+        return np.concatenate(flags)
+
+    @property
     def sequence_numbers(self) -> NDArray[np.int64]:
         """Number of the sequence each loss token stands in, int64 ``[N]``."""
         return np.repeat(np.arange(len(self.sequences)), [len(m.loss_positions) for m in self.sequences])

@@ -19,9 +19,9 @@ from hotpot.learner.batches.passes import pass_tokens
 
 Result = TypeVar("Result")
 
-Stage = Literal["divergences", "values", "first_pass", "reference", "step"]
-"""What is computed in passes: the reference's part in the reward, the critic's values, the log-probabilities before the
-first step, the reference's, and a step itself."""
+Stage = Literal["divergences", "values", "starting", "first_pass", "reference", "step"]
+"""What is computed in passes: the reference's part in the reward, the critic's values, the log-probabilities that V-trace's
+ratios are of, those before the first step, the reference's, and a step itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

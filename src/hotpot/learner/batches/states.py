@@ -6,6 +6,8 @@ Owns which states need a value, what each action token earned, and the two level
 ``step``   each step is one (a model call: a run of action tokens; often called turn level): its state is that of its
            first token, its reward their sum, and all its tokens have the same advantage and the same return
 
+V-trace takes action tokens, each by the ratio of the policy the update starts from to the one that sampled it.
+
 Rewards: what a step earned falls on its last action token; where the record has no rewards by step that sum to the
 trajectory's, all of it falls on the trajectory's last. An episode that ended is worth nothing afterwards; one that only
 a limit cut is worth the value of its last context.
@@ -22,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotpot.experience.sequences.segments import TrainingSequence
-from hotpot.learner.estimators.gae import PieceValues, gae
+from hotpot.learner.estimators.gae import ActionValues, PieceValues, by_piece, piece_actions, token_gae
 from hotpot.learner.estimators.merging import action_places, places_within
+from hotpot.learner.estimators.vtrace import vtrace
 
 _FREE: Mapping[tuple[str, int], NDArray[np.float64]] = {}
 
@@ -65,6 +68,24 @@ class PieceEstimates:
     values: NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """What V-trace needs beside values: ``log_ratios`` float64 ``[k]`` a piece, log pi(start) - log mu of each of its action
+    tokens, context too; the bounds of the ratio (IMPALA, arXiv:1802.01561, equation 1)."""
+
+    log_ratios: Sequence[NDArray[np.float64]]
+    rho_bar: float
+    c_bar: float
+
+    def corrected(
+        self, actions: ActionValues, pieces: Sequence[int], *, gamma: float, lam: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return targets and advantages float64 ``[n]`` of ``actions``, the tokens of the ``pieces`` of those numbers."""
+        ratios = np.concatenate([self.log_ratios[number] for number in pieces])
+        found = vtrace(actions, ratios, gamma=gamma, lam=lam, rho_bar=self.rho_bar, c_bar=self.c_bar)
+        return found.targets, found.advantages
+
+
 def piece_key(piece: TrainingSequence) -> PieceKey:
     """Return what tells ``piece`` from any other of a batch."""
     return piece.trajectory_id, piece.segment, piece.begin
@@ -101,31 +122,36 @@ def estimate(
     discount: float,
     gae_lambda: float,
     costs: Mapping[tuple[str, int], NDArray[np.float64]] = _FREE,
+    trace: Trace | None = None,
 ) -> dict[PieceKey, PieceEstimates]:
-    """Return the estimates of every piece by its key.
+    """Return the estimates of every piece by its key: generalised advantages, or with a ``trace`` V-trace's, whose states
+    are those of tokens.
 
     ``states`` as :func:`piece_states` returns them; ``values`` float ``[num_values]`` a piece, the final state's last.
     ``costs`` by (trajectory id, segment), float64 ``[k]``: what is taken off the reward of each action token of the
     segment, as a KL in the reward is (RLHF, arXiv:2203.02155, equation 2).
     """
     found: dict[PieceKey, PieceEstimates] = {}
-    both = zip(states, values, strict=True)
-    for _, mine in groupby(both, key=lambda pair: pair[0].piece.trajectory_id):
+    for _, mine in groupby(range(len(states)), key=lambda number: states[number].piece.trajectory_id):
         own = list(mine)
-        last, last_values = own[-1]
-        of_piece = [_of_decision(state, value[: len(state.places)]) for state, value in own]
-        advantages = gae(
-            _decision_rewards([state for state, _ in own], costs),
+        last, last_values = states[own[-1]], values[own[-1]]
+        heard = [values[number][: len(states[number].places)] for number in own]
+        of_piece = [_of_decision(states[number], value) for number, value in zip(own, heard, strict=True)]
+        actions = piece_actions(
+            _decision_rewards([states[number] for number in own], costs),
             [piece for piece, _ in of_piece],
-            gamma=discount,
-            lam=gae_lambda,
             final_value=float(last_values[-1]) if last.final else 0.0,
         )
-        for (state, value), (piece, which), gains in zip(own, of_piece, advantages, strict=True):
-            found[state.key] = PieceEstimates(
-                advantages=gains[which],
-                returns=(gains + piece.values)[which],
-                values=value[: len(state.places)],
+        if trace is None:
+            advantages = token_gae(actions, gamma=discount, lam=gae_lambda)
+            targets = advantages + actions.values
+        else:
+            targets, advantages = trace.corrected(actions, own, gamma=discount, lam=gae_lambda)
+        gains, returns = by_piece(advantages, actions), by_piece(targets, actions)
+        for place, number in enumerate(own):
+            which = of_piece[place][1]
+            found[states[number].key] = PieceEstimates(
+                advantages=gains[place][which], returns=returns[place][which], values=heard[place]
             )
     return found
 

@@ -123,9 +123,18 @@ def gae(
 
     Raises :class:`LearnerError` where an action token lies in no piece.
     """
+    actions = piece_actions(rewards, pieces, final_value=final_value)
+    return by_piece(token_gae(actions, gamma=gamma, lam=lam), actions)
+
+
+def piece_actions(
+    rewards: NDArray[np.float64], pieces: Sequence[PieceValues], *, final_value: float = 0.0
+) -> ActionValues:
+    """Return the pieces of one trajectory as if each were a trajectory that goes on behind its last action token, where its
+    final value is the bootstrapped one; arguments and errors as of :func:`gae`."""
     ordered = sorted(pieces, key=lambda piece: piece.first)
     _check_cover(ordered, len(rewards))
-    actions = ActionValues(
+    return ActionValues(
         rewards=np.concatenate([np.zeros(0), *(rewards[piece.first : piece.stop] for piece in pieces)]),
         values=np.concatenate([np.zeros(0), *(piece.values for piece in pieces)]),
         lengths=np.array([len(piece.values) for piece in pieces], dtype=np.int64),
@@ -133,8 +142,11 @@ def gae(
             [_bootstrap(piece.stop, ordered, len(rewards), final_value) for piece in pieces], dtype=np.float64
         ),
     )
-    advantages = token_gae(actions, gamma=gamma, lam=lam)
-    return np.split(advantages, np.cumsum(actions.lengths)[:-1]) if len(pieces) else []
+
+
+def by_piece(values: NDArray[np.float64], actions: ActionValues) -> list[NDArray[np.float64]]:
+    """Return ``values`` float64 ``[n]`` of ``actions`` apart, float64 ``[k]`` for each of their trajectories."""
+    return np.split(values, np.cumsum(actions.lengths)[:-1]) if len(actions.lengths) else []
 
 
 def _bootstrap(number: int, ordered: Sequence[PieceValues], size: int, final_value: float) -> float:

@@ -13,7 +13,6 @@ Invariant: a new critic says 0 of every state, whatever the model.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hotpot.learner.batches.arrangement import Packing
-from hotpot.learner.batches.batches import BatchSequence, make_member
+from hotpot.learner.batches.asking import asked
 from hotpot.learner.batches.passes import MicroBatch, cut
 from hotpot.learner.batches.states import PieceStates
 from hotpot.learner.scores.forward import hidden_states
@@ -67,31 +66,10 @@ def state_values(
 
     Passes hold at most ``max_tokens`` tokens each, padding included.
     """
-    members: list[BatchSequence] = []
-    rows: list[slice] = []
-    size = 0
-    for state in states:
-        rows.append(slice(size, size + state.num_values))
-        size += state.num_values
-        if state.num_values:
-            members.append(_asking(state, owner=len(members), start=rows[-1].start))
+    members, rows, size = asked(states)
     found = np.zeros(size)
     reader = policy if critic.decoder is None else critic.decoder
     for micro in cut(members, max_tokens=max_tokens, packing=packing, share=reader.caches):
         hidden = hidden_states(reader, micro)
         found[micro.flat] = critic.head(hidden)[:, 0].double().numpy()
     return [found[part] for part in rows]
-
-
-def _asking(state: PieceStates, *, owner: int, start: int) -> BatchSequence:
-    """Return the piece as a member whose "loss tokens" are those whose state is asked for.
-
-    The state behind the last token is that of a token which was never sampled: one is put there, and never read.
-    """
-    piece = state.piece
-    behind = int(state.final)
-    mask = np.zeros(len(piece.tokens) + behind, dtype=np.bool_)
-    mask[state.places] = True
-    mask[len(piece.tokens) :] = True
-    tokens = np.append(piece.tokens, np.zeros(behind, piece.tokens.dtype))
-    return make_member(replace(piece, tokens=tokens, loss_mask=mask), advantage=0.0, owner=owner, start=start)

@@ -11,6 +11,9 @@ Tokens that replay brought back are always taken so. ``learner.decoupled`` exten
 version (``stale``), or to all tokens: then the weight is the truncated importance of the learner's forward pass over the
 sampler's, whatever makes them differ (an engine in another precision, or with other kernels).
 
+Under V-trace the clip of every token is around the policy the update starts from, and nothing is multiplied: its advantage
+has the truncated ratio in it (:mod:`hotpot.learner.estimators.vtrace`).
+
 Invariant: a batch without such tokens is computed as if this module were not there.
 """
 
@@ -42,11 +45,13 @@ class Replayed:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decoupled:
     """The loss tokens of one batch whose clip is around the starting policy. ``mask`` bool ``[N]``; ``caps`` float64
-    ``[N]``: each one's largest importance; ``any`` whether there are some."""
+    ``[N]``: each one's largest importance; ``any`` whether there are some; ``weighs`` whether their importance multiplies
+    what they count (or is in their advantages already)."""
 
     mask: NDArray[np.bool_]
     caps: NDArray[np.float64]
     any: bool
+    weighs: bool = True
 
     @classmethod
     def of(cls, batch: Batch, settings: LearnerSection, policy_version: int) -> Self:
@@ -55,10 +60,10 @@ class Decoupled:
         mask = replayed
         if settings.decoupled == "stale":
             mask = replayed | (batch.policy_versions < policy_version)
-        elif settings.decoupled == "all":
+        elif settings.decoupled == "all" or settings.advantages == "vtrace":
             mask = np.ones_like(replayed)
         caps = np.where(replayed, settings.replayed_ratio_cap, settings.importance_cap)
-        return cls(mask=mask, caps=caps, any=bool(mask.any()))
+        return cls(mask=mask, caps=caps, any=bool(mask.any()), weighs=settings.advantages != "vtrace")
 
     def old(self, recorded: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the old log-probabilities of the ratio, ``[N]``: ``first`` on decoupled tokens, else ``recorded``."""

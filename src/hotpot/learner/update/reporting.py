@@ -30,7 +30,7 @@ def update_result(
     staleness = policy_version - batch.policy_versions
     fresh = ~run.replayed.mask
     # What a piece lost of its context, the sampler saw: their log-probabilities are not comparable.
-    comparable = (staleness == 0) & batch.whole_context & fresh
+    comparable = (staleness == 0) & batch.whole_context & batch.one_sampler & fresh
     staleness = staleness[fresh]
     return UpdateResult(
         update=update,

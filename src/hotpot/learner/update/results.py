@@ -85,8 +85,8 @@ class LearnedSequence:
 class Agreement:
     """|learner - sampler| log-probability in nats over the loss tokens that the update's starting weights sampled.
 
-    ``num_tokens`` such tokens were compared (older ones and non-finite values are not comparable); 0 where there are
-    none. Recorded behaviour log-probabilities are compared at the training temperature; where ``old_logprobs`` is
+    ``num_tokens`` such tokens were compared (older ones, those behind a swap of weights in the midst of a model call, and
+    non-finite values are not comparable); 0 where there are none. Recorded behaviour log-probabilities are compared at the training temperature; where ``old_logprobs`` is
     ``recomputed`` (the sampler may have filtered), the raw model's at temperature 1 are.
     """
 

@@ -7,8 +7,8 @@ Owns the order of these steps and what the learner remembers between updates for
     rewards ─► minus KL ─► reward_normalization ─► baseline ─► tokens ─► advantage_normalization
 
 Under ``reinforce_pp`` the KL is no total of the trajectory: each token pays for itself and those after it
-(REINFORCE++, arXiv:2501.03262), and the tokens' advantages are normalised over the batch. Under ``gae`` a critic stands in
-for the baseline, and each token pays its KL from what it earned.
+(REINFORCE++, arXiv:2501.03262), and the tokens' advantages are normalised over the batch. Under ``gae`` and ``vtrace`` a
+critic stands in for the baseline, and each token pays its KL from what it earned.
 
 Invariants: with every choice at its default advantages are the baseline's by the bit; order of arrival changes nothing;
 state in, state out.
@@ -57,9 +57,9 @@ def shaped_advantages(
     """Return the advantages of ``members`` and the scales after them.
 
     ``peers`` count in their groups' baselines, not in the running scale. ``divergence`` is empty unless the KL is in the
-    reward. Under ``gae`` nobody is compared: the critic's estimates come later (:mod:`hotpot.learner.batches.states`).
+    reward. With a critic nobody is compared: its estimates come later (:mod:`hotpot.learner.batches.states`).
     """
-    if settings.advantages == "gae":
+    if settings.advantages == "gae" or settings.advantages == "vtrace":  # noqa: PLR1714 - narrows the type
         return compared_with_no_group(members), scales
     everyone = [*members, *peers]
     by_token = settings.advantages == "reinforce_pp"

@@ -4,7 +4,8 @@ Owns what happens between a batch and its optimiser steps. Decides nothing about
 Until the optimiser itself steps, a step can begin anew, as it does where memory runs out.
 
 The first pass gives every loss token's log-probability at the weights the update starts from. It runs without
-gradient and leaves the first minibatch out: that one's own training pass has those very weights. Where nothing is made of
+gradient and leaves the first minibatch out: that one's own training pass has those very weights. V-trace has asked for all
+of them already, and there is none. Where nothing is made of
 them but the comparison with the sampler, ``learner.agreement`` may leave it at that minibatch: then there is no first pass,
 and the others' log-probabilities are those of the weights that their own first step starts from.
 """
@@ -32,6 +33,7 @@ from hotpot.learner.losses.value_loss import explained_variance
 from hotpot.learner.scores.critic import Critic
 from hotpot.learner.scores.forward import TokenScores, score
 from hotpot.learner.scores.reference import reference_logprobs
+from hotpot.learner.scores.starting import StartingLogprobs
 from hotpot.learner.update.gradients import Gradients, Norms
 from hotpot.learner.update.minibatches import Minibatch, plan
 from hotpot.learner.update.pass_loss import PassLoss, StepSums, judge, loss_settings
@@ -48,7 +50,8 @@ class UpdateSteps:
     ``first``, ``first_model`` float64 ``[N]``: log-probabilities at the starting weights (without a first pass: as above),
     at the training temperature and at 1; both, and :attr:`old`, are complete once :meth:`run` is exhausted. ``replayed``:
     which loss tokens are. ``pass_tokens`` bounds a pass as ``budget`` has it in the beginning. A ``critic`` is the
-    one the batch was estimated with; ``reference_logprobs`` float64 ``[N]`` what the reference has said already, if it has.
+    one the batch was estimated with; ``reference_logprobs`` float64 ``[N]`` what the reference has said already, if it has;
+    ``starting`` what the policy has, which then is the first pass.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class UpdateSteps:
         critic: Critic | None = None,
         critic_watch: NormWatch | None = None,
         reference_logprobs: NDArray[np.float64] | None = None,
+        starting: StartingLogprobs | None = None,
     ) -> None:
         self._watch, self._budget = watch, budget
         self._critic_watch = critic_watch or NormWatch(settings.max_grad_norm_ratio)
@@ -82,6 +86,10 @@ class UpdateSteps:
         self.first = np.zeros(batch.num_loss_tokens)
         self.first_model = np.zeros(batch.num_loss_tokens)
         self._at_start = np.zeros(batch.num_loss_tokens, dtype=np.bool_)
+        self._starts_known = starting is not None
+        if starting is not None:
+            self.first, self.first_model = starting.of(batch)
+            self._at_start[:] = True
         self._recompute = settings.old_logprobs == "recomputed"
         self.replayed = Replayed.of(batch)
         self._decoupled = Decoupled.of(batch, settings, policy_version)
@@ -161,7 +169,7 @@ class UpdateSteps:
     def _first_pass(self) -> None:
         started = {member.start for member in self._plan[0][0].members}
         rest = [member for member in self._batch.sequences if member.start not in started]
-        if not self._skips_first:
+        if not self._skips_first and not self._starts_known:
             self._attempt(lambda tokens: self._score_first(self._passes(rest, tokens)), "first_pass")
         if (reference := self._reference) is not None and self._reference_logprobs is None:
             self._reference_logprobs = self._attempt(
@@ -260,7 +268,7 @@ class UpdateSteps:
     def _weights(self, micro: MicroBatch, minibatch: Minibatch) -> NDArray[np.float64]:
         """Return the weights of the pass's loss tokens, ``[k]``, the importance of decoupled ones multiplied in."""
         weights, flat = minibatch.weights[micro.flat], micro.flat
-        if not self._decoupled.any:
+        if not (self._decoupled.any and self._decoupled.weighs):
             return weights
         # A sampler that filtered is compared by the raw model's log-probabilities, as in :meth:`agreement`.
         proximal = self.first_model if self._recompute else self.first

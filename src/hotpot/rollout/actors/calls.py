@@ -60,13 +60,15 @@ class Reply:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorState:
     """How one actor stands. ``progress`` grows with every call that ends; ``calls`` are waiting or under way; ``since_s`` is
-    the time (of the run's monotonic clock) since when the oldest one under way is, None where none is."""
+    the time (of the run's monotonic clock) since when the oldest one under way is, None where none is. ``broken`` says
+    why it takes no calls any more and must be replaced; empty where it takes them."""
 
     actor_id: str
     actor_group: str
     progress: int
     calls: int
     since_s: float | None
+    broken: str = ""
 
 
 class Actors(Protocol):

@@ -11,7 +11,7 @@ also when the operator stops the run half-way. Training and evaluation both coll
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hotpot.errors import StoreError
@@ -41,6 +41,7 @@ class IntakeCounts:
 class Intake:
     """Collects and stores. ``num_threads``: threads the engine computes with; ``counts``: what was accepted before.
 
+    ``turn`` hears, in every turn, a number that grows with what was done (a watchdog does).
     ``past`` is what is settled of the update that an earlier process was in. ``differing``: trajectories on record that
     came out otherwise when they were run again as company; the recorded ones count.
     """
@@ -56,6 +57,7 @@ class Intake:
         num_threads: int,
         counts: IntakeCounts | None = None,
         past: Past = NOTHING,
+        turn: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.past, self.differing = past, list[str]()
         self.counts = counts or IntakeCounts()
@@ -65,6 +67,7 @@ class Intake:
         self._refusals: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
         self._num_threads = num_threads
+        self._turn = turn
         self._sampled_at = (0, 0)
 
     def stream(self, plans: Sequence[EpisodePlan], purpose: Purpose) -> Iterator[list[Trajectory]]:
@@ -86,6 +89,7 @@ class Intake:
                 if len(pending) >= CHUNK:
                     chunk, pending = pending, []
                     yield self.keep(chunk)
+                self.beat()
                 self._stop.check()
         finally:
             kept = self.keep(pending)
@@ -97,6 +101,11 @@ class Intake:
         found = [trajectory for chunk in self.stream(plans, purpose) for trajectory in chunk]
         reach("collected")
         return found
+
+    def beat(self) -> None:
+        """Tell the watchdog how far collecting is: the engine's steps and the replies of actors."""
+        counts = self._rollout.counts
+        self._turn(counts.engine_steps + counts.replies)
 
     def _on_record(self, company: Trajectory, past: Past) -> list[Trajectory]:
         """Return what is on record of an episode that was run again."""

@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hotpot.errors import HotpotError
 from hotpot.experience import TrainingSequence
 from hotpot.learner import Member, UpdateResult
 from hotpot.models import Weights
+
+TOLD = (HotpotError, MemoryError, RuntimeError, OSError)
+"""What :meth:`Learning.poll` raises of what the learner raised. Anything else is a mistake in the code, and ends the process it
+happens in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -43,17 +43,23 @@ class RunEnvironment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ingredients:
+class ModelIngredients:
+    """The models of a run and the way they are written to: all that a learner is made of besides the recipe."""
+
+    tokenizer: PolicyTokenizer
+    dialect: Dialect
+    decoder: Policy
+    reference: Policy | None
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingredients(ModelIngredients):
     """What a run is made of, read and checked before anything is written; ``environments`` as in ``mix``."""
 
     mix: Mix
     environments: tuple[RunEnvironment, ...]
-    tokenizer: PolicyTokenizer
-    dialect: Dialect
     redactor: Redactor
-    decoder: Policy
-    reference: Policy | None
-    origin: str
 
 
 def read_mix(recipe: Recipe) -> Mix:
@@ -69,20 +75,45 @@ def read_mix(recipe: Recipe) -> Mix:
 
 
 def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path | None = None) -> Ingredients:
-    """Load environment and model of ``recipe`` and check that they fit.
-
-    ``model`` takes the place of the recipe's model (a checkpoint to go on from); ``first`` is the model the run began
-    with, where that is kept: what adapters lie on.
+    """Load environments and models of ``recipe`` and check that they fit; ``model`` and ``first`` as :func:`read_model` has them.
 
     Raises :class:`hotpot.errors.UsageError` in one of its forms; nothing has been written then.
     """
+    model_folder(recipe, model)
+    mix = read_mix(recipe)
+    made = read_model(recipe, model=model, first=first)
+    return Ingredients(
+        mix=mix,
+        environments=tuple(_environment(recipe, member, made.tokenizer) for member in mix),
+        tokenizer=made.tokenizer,
+        dialect=made.dialect,
+        redactor=Redactor(recipe.store.redact_patterns),
+        decoder=made.decoder,
+        reference=made.reference,
+        origin=made.origin,
+    )
+
+
+def model_folder(recipe: Recipe, model: Path | None = None) -> Path:
+    """Return ``model``, or without one the folder that the recipe names. Raises :class:`RecipeError` where it names none."""
     folder = model or recipe.model.path
     if folder is None:
         raise RecipeError(
             "model.path is not set; make a model with `hotpot model warmstart RECIPE --out FOLDER` and give "
             "model.path=FOLDER"
         )
-    mix = read_mix(recipe)
+    return folder
+
+
+def read_model(recipe: Recipe, *, model: Path | None = None, first: Path | None = None) -> ModelIngredients:
+    """Load the models of ``recipe`` and check that they fit it and each other.
+
+    ``model`` takes the place of the recipe's model (a checkpoint to go on from); ``first`` is the model the run began
+    with, where that is kept: what adapters lie on.
+
+    Raises :class:`hotpot.errors.UsageError` in one of its forms.
+    """
+    folder = model_folder(recipe, model)
     tokenizer = PolicyTokenizer.load(folder)
     base = (first or recipe.model.path or folder) if recipe.learner.lora_rank else folder
     decoder = load_policy(base, recipe.model.implementation)
@@ -98,13 +129,9 @@ def read_ingredients(recipe: Recipe, *, model: Path | None = None, first: Path |
         )
     dialect = Dialect(tokenizer)
     check_dialect(dialect)
-    redactor = Redactor(recipe.store.redact_patterns)
-    return Ingredients(
-        mix=mix,
-        environments=tuple(_environment(recipe, member, tokenizer) for member in mix),
+    return ModelIngredients(
         tokenizer=tokenizer,
         dialect=dialect,
-        redactor=redactor,
         decoder=decoder,
         reference=read_reference(recipe, first, tokenizer, decoder),
         origin=str(folder),

@@ -45,17 +45,32 @@ def write_checkpoint(
 
     ``after`` as in :func:`point_at`, by default nothing is left behind.
     """
+    save(begin_checkpoint(run, update))
+    return finish_checkpoint(run, update, keep=keep, after=after)
+
+
+def begin_checkpoint(run: Path, update: int) -> Path:
+    """Return the folder to write the checkpoint after ``update`` into, empty; torn ones are removed.
+
+    It becomes a checkpoint by :func:`finish_checkpoint`; one is written at a time.
+    """
     final = checkpoint_folder(run, update)
     for torn in final.parent.glob("*.partial"):
         shutil.rmtree(torn)
-    partial = final.with_name(final.name + ".partial")
+    partial = _partial(final)
     partial.mkdir(parents=True)
     reach("checkpoint_begun")
-    save(partial)
+    return partial
+
+
+def finish_checkpoint(run: Path, update: int, *, keep: int, after: int | None = None) -> Path:
+    """Make what was written into the folder of :func:`begin_checkpoint` the checkpoint after ``update``, and prune as
+    :func:`write_checkpoint` does."""
+    final = checkpoint_folder(run, update)
     reach("checkpoint_written")
     if final.exists():
         final.replace(final.with_name(final.name + ".old.partial"))
-    partial.replace(final)
+    _partial(final).replace(final)
     reach("checkpoint_renamed")
     descriptor = os.open(final.parent, os.O_RDONLY)
     try:
@@ -68,6 +83,10 @@ def write_checkpoint(
         shutil.rmtree(checkpoint_folder(run, old))
     reach("checkpoint_pruned")
     return final
+
+
+def _partial(final: Path) -> Path:
+    return final.with_name(final.name + ".partial")
 
 
 def point_at(run: Path, update: int, *, after: int) -> None:

@@ -74,7 +74,7 @@ def read_past(reader: RunReader, first_issue: int, *, company: bool) -> Past:
     return Past(
         finished=brought,
         lost=frozenset(_given_up(attempts)) - frozenset(brought),
-        next_attempts=_next_attempts(attempts),
+        next_attempts=next_attempts(attempts),
         company=company,
     )
 
@@ -115,7 +115,8 @@ def _given_up(attempts: Sequence[Mapping[str, Any]]) -> set[str]:
     }
 
 
-def _next_attempts(attempts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def next_attempts(attempts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number of the next attempt at each episode that ``attempts`` are at."""
     found: dict[str, int] = {}
     for row in attempts:
         number = int(row["attempt_id"].partition("+")[0].rpartition(".")[2])

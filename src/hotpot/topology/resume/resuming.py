@@ -32,6 +32,7 @@ from hotpot.topology.resume.checkpoints import (
     write_checkpoint,
 )
 from hotpot.topology.resume.history import History
+from hotpot.topology.resume.left import NOTHING_LEFT, Left, read_left
 from hotpot.topology.resume.position import Position, behind_the_marks, is_barren, read_past, read_position
 from hotpot.topology.resume.roll_forward import Rolled, on_the_way, roll_forward
 from hotpot.topology.resume.run_state import ARITHMETIC, RunState, differences, read_run_state, versions_of
@@ -60,6 +61,7 @@ class Resumption:
     history: History
     position: Position
     past: Past = NOTHING
+    left: Left = NOTHING_LEFT
     rolled: tuple[int, ...] = ()
     why: tuple[str, ...] = ()
     events: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -70,9 +72,10 @@ class Resumption:
             "exact": not self.why,
             "inexact_because": list(self.why),
             "rolled_forward": list(self.rolled),
-            "kept_episodes": len(self.past.finished),
+            "kept_episodes": len(self.past.finished) + len(self.left.past.finished),
             "next_update": self.position.next_update,
             "next_issue": self.position.next_issue,
+            **({"left_groups": len(self.left.issues)} if self.left.issues else {}),
         }
 
 
@@ -159,12 +162,19 @@ def take_up(
             )
         history = replace(history, source=checkpoint_folder(folder, history.update))
     reach("resume_learned")
-    position, past = _where(taking, reader, ledger, history, failed=rolled.failed is not None)
+    left = NOTHING_LEFT
+    if taking.recipe.topology.kind == "sync":
+        position, past = _where(taking, reader, ledger, history, failed=rolled.failed is not None)
+    else:
+        position, past = behind_the_marks(ledger), NOTHING
+        left = read_left(reader, ledger)
+        why = [*why, f"topology.kind is {taking.recipe.topology.kind}"]
     problem = [position.problem] if position.problem else []
     return Resumption(
         history=history,
         position=position,
         past=past,
+        left=left,
         rolled=tuple(row.update for row in rolled.updates),
         why=(*why, *_told(rolled), *problem),
         events=tuple(_events(rolled)),

@@ -1,0 +1,137 @@
+"""What stands between actors and learner, as a topology sees it: a queue of groups, or whole batches side by side.
+
+Owns the common face of :class:`~hotpot.topology.collecting.queue.TrajectoryQueue` (``async``) and
+:class:`~hotpot.topology.collecting.batches.BatchesAhead` (``batched_async``). Decides nothing itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hotpot.topology.collecting.batches import BatchesAhead
+from hotpot.topology.collecting.discards import Discard
+from hotpot.topology.collecting.groups import CompleteGroup
+from hotpot.topology.collecting.queue import Taken, TrajectoryQueue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where collecting and learning stand: groups ``under_way`` and the trajectories ``expected`` of them, the learner's
+    policy version (without what it is ``learning``), and the one that is served."""
+
+    under_way: int
+    expected: int
+    policy_version: int
+    served_version: int
+    learning: bool
+
+
+class Line(Protocol):
+    """Where whole groups wait for the learner."""
+
+    @property
+    def unit(self) -> int:
+        """Groups that are begun together."""
+
+    @property
+    def depth(self) -> int:
+        """Trajectories that wait."""
+
+    def hold(self, standing: Standing) -> str | None:
+        """Return, in words, why no further :attr:`unit` may be begun now; None where one may."""
+
+    def begin(self, groups: Sequence[str]) -> None:
+        """Hear that ``groups`` were begun."""
+
+    def put(self, group: CompleteGroup, policy_version: int) -> tuple[Discard, ...]:
+        """Take a complete group; return what goes for it. ``policy_version``: the learner's."""
+
+    def empty(self, group: str) -> None:
+        """Hear that a group ended with nothing."""
+
+    def take(self, now_s: float, policy_version: int) -> Taken:
+        """Ask for a batch while the learner is idle."""
+
+    def learned(self) -> None:
+        """Hear that the batch taken last is learned, or that there was nothing in it to learn from."""
+
+
+class StreamLine:
+    """Groups one by one, through the queue."""
+
+    unit = 1
+
+    def __init__(self, queue: TrajectoryQueue) -> None:
+        self.queue = queue
+
+    @property
+    def depth(self) -> int:
+        """Trajectories that wait."""
+        return self.queue.depth
+
+    def hold(self, standing: Standing) -> str | None:
+        """As the queue says."""
+        return self.queue.hold(
+            under_way=standing.under_way,
+            expected=standing.expected,
+            policy_version=standing.policy_version,
+            served_version=standing.served_version,
+            learning=standing.learning,
+        )
+
+    def begin(self, groups: Sequence[str]) -> None:
+        """Nothing hangs on which groups are under way."""
+
+    def put(self, group: CompleteGroup, policy_version: int) -> tuple[Discard, ...]:
+        """As the queue does."""
+        return self.queue.put(group, policy_version=policy_version)
+
+    def empty(self, group: str) -> None:
+        """Nobody waits for it."""
+
+    def take(self, now_s: float, policy_version: int) -> Taken:
+        """As the queue does."""
+        return self.queue.take(now_s, policy_version=policy_version)
+
+    def learned(self) -> None:
+        """Nothing hangs on it."""
+
+
+class BatchLine:
+    """Whole batches of ``unit`` groups."""
+
+    def __init__(self, batches: BatchesAhead, *, unit: int) -> None:
+        self._batches, self.unit = batches, unit
+
+    @property
+    def depth(self) -> int:
+        """Trajectories that wait."""
+        return self._batches.depth
+
+    def hold(self, standing: Standing) -> str | None:
+        """Only batches count."""
+        del standing
+        return self._batches.hold()
+
+    def begin(self, groups: Sequence[str]) -> None:
+        """A batch of these."""
+        self._batches.begin(groups)
+
+    def put(self, group: CompleteGroup, policy_version: int) -> tuple[Discard, ...]:
+        """Nothing ever goes: there is room for what was begun."""
+        del policy_version
+        self._batches.end(group.group_id, group)
+        return ()
+
+    def empty(self, group: str) -> None:
+        """Its batch is without it."""
+        self._batches.end(group, None)
+
+    def take(self, now_s: float, policy_version: int) -> Taken:
+        """The batch that was begun first, once it is whole."""
+        del now_s, policy_version
+        return self._batches.take() or Taken()
+
+    def learned(self) -> None:
+        """The next one may be taken, and another begun."""
+        self._batches.learned()

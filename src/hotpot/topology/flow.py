@@ -1,0 +1,258 @@
+"""The moves that the asynchronous topologies share: what goes on side by side in one loop.
+
+::
+
+    feed ──plans──► harvest (actors ⇄ engine) ──complete groups──► line ──a batch──► learning (its own process) ──► record
+      ▲                                                                                     │ weights
+      └─────────────────────────────── publish, when due ◄──────────────────────────────────┘
+
+A :class:`Flow` holds what stands between collecting and learning of one run, and no decision about who waits for whom: the line
+says whether a group may begin and when a batch is there. Each move is bounded. What was collected is stored before it waits in
+the line; what the line drops is on the ledger, with its reason; an update is recorded before the next one begins, and before its weights serve.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hotpot.errors import LearnerError
+from hotpot.experience.crashpoints import reach
+from hotpot.ids import group_id
+from hotpot.models import use_threads
+from hotpot.rollout import NOTHING, EpisodePlan, Past
+from hotpot.rollout.collector import WAIT_S
+from hotpot.topology.collecting.discards import Discard, discards
+from hotpot.topology.collecting.harvest import KEEP_WITHIN_S, Harvest, Harvested
+from hotpot.topology.collecting.lines import Line, Standing
+from hotpot.topology.collecting.queue import Taken
+from hotpot.topology.learning.protocol import Learned, Work
+from hotpot.topology.resume.left import NOTHING_LEFT
+from hotpot.topology.session import Session
+from hotpot.topology.supervision.stopping import StopRequested
+from hotpot.topology.updates.batch import UpdateBatch, learnable
+from hotpot.topology.watch import Watch
+from hotpot.types import DiscardReason
+
+
+class Flow:
+    """One run's flow. As a context manager it leaves in order: what finished is stored, what is under way is dropped, the
+    learner ends; asked to stop, it records the update under way first."""
+
+    def __init__(self, session: Session, line: Line) -> None:
+        recipe = session.recipe
+        self.session, self.line = session, line
+        self.learning = session.make_learning()
+        self.serial = recipe.topology.serial
+        self.harvest = Harvest(
+            session.rollout,
+            session.intake,
+            wanted=recipe.rollout.samples_per_task,
+            keep_within_s=0.0 if self.serial else KEEP_WITHIN_S,
+        )
+        self._batch: UpdateBatch | None = None
+        self._to_publish = self._to_evaluate = False
+        self._published_s = self._now_s()
+        self._watch = Watch(session, self.learning, line)
+        session.save = self._save
+
+    def __enter__(self) -> Self:
+        use_threads(self.session.threads.engine)
+        self._take_up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None or isinstance(error, StopRequested):
+                self._settle()
+        finally:
+            self.session.save = None
+            try:
+                self._take_in(self.harvest.close())
+            finally:
+                self.learning.close()
+
+    @property
+    def done(self) -> bool:
+        """Whether the recipe's number of updates is reached, or its time is over."""
+        session = self.session
+        return session.progress.done >= session.recipe.topology.updates or session.out_of_time()
+
+    # ---- collecting ----
+
+    def _take_up(self) -> None:
+        """Take in line what an earlier process left under way, whole groups in order of issue, ahead of anything new."""
+        session, left = self.session, self.session.left
+        for start in range(0, len(left.issues), self.line.unit):
+            part = left.issues[start : start + self.line.unit]
+            self._issue(session.sampler.again(part, left.chosen), left.past)
+        session.left = NOTHING_LEFT
+
+    def feed(self) -> None:
+        """Begin further groups where actors are free for them and the line has nothing against it."""
+        session = self.session
+        samples = session.sampler.samples_per_task
+        free = session.rollout.free_places - self.harvest.waiting
+        units = 0
+        while free > units * self.line.unit * samples and self._may_begin(units):
+            units += 1
+            if self.line.unit > 1:
+                self._issue(session.issue(self.line.unit))
+                units, free = 0, session.rollout.free_places - self.harvest.waiting
+        if units:
+            self._issue(session.issue(units * self.line.unit))
+
+    def collect(self, *, idle_s: float = WAIT_S) -> None:
+        """Let actors and engine do a piece of work, and take in what finished; wait at most ``idle_s`` where none has any."""
+        hungry = not self.learning.busy
+        self._take_in(self.harvest.turn(self._now_s(), wait_s=0.0 if self.serial else idle_s, hungry=hungry))
+        self._watch.turn(self.harvest)
+        self.session.stop.check()
+
+    def _may_begin(self, more: int) -> bool:
+        groups, learner = self.harvest.groups, self.session.progress.policy_version
+        standing = Standing(
+            under_way=len(groups.under_way) + more,
+            expected=groups.expected + more * self.session.recipe.rollout.samples_per_task,
+            policy_version=learner,
+            served_version=self.session.engine.info().policy_version,
+            learning=self._batch is not None,
+        )
+        return self.line.hold(standing) is None
+
+    def _issue(self, plans: Sequence[EpisodePlan], past: Past = NOTHING) -> None:
+        self.line.begin(list(dict.fromkeys(group_id(plan.issue) for plan in plans)))
+        self._take_in(self.harvest.issue(plans, past))
+
+    def _take_in(self, harvested: Harvested) -> None:
+        version = self.session.progress.policy_version
+        gone: list[Discard] = []
+        for group in harvested.complete:
+            gone += self.line.put(group, version)
+        for name in harvested.empty:
+            self.line.empty(name)
+        gone += discards(harvested.surplus, DiscardReason.SURPLUS, policy_version=version)
+        self.session.discard(gone)
+        self._watch.ended(harvested.ends)
+
+    # ---- learning ----
+
+    def learn(self) -> None:
+        """Take the update that is learned, if one is, and begin the next where a batch for it is there."""
+        if self._batch is not None:
+            with self.session.evidence_kept():
+                learned = self.learning.poll()
+            if learned is None:
+                return
+            if not isinstance(learned, Learned):
+                raise LearnerError(f"the learner says it wrote {learned}, and was asked for an update")
+            self._record(learned)
+        if not self.done:
+            self._begin()
+
+    def _begin(self) -> None:
+        session = self.session
+        taken = self.line.take(self._now_s(), session.progress.policy_version)
+        session.discard(taken.discarded)
+        if not taken.is_batch:
+            if taken.late:
+                session.store.record([session.event("batch_skipped", {"waited_s": round(taken.waited_s, 3)})])
+            return
+        collected = taken.trajectories
+        if not learnable(collected) and not taken.missing:
+            version = session.progress.policy_version
+            session.discard(discards(collected, DiscardReason.NOT_LEARNABLE, policy_version=version))
+            self.line.learned()
+            return
+        update = session.begin_update()
+        batch = UpdateBatch(update=update, collected=collected, events=_told(taken))
+        batch = session.draw(batch, missing=self._missing(taken))
+        session.ready(batch)
+        self._batch = batch
+        self.learning.begin(
+            Work(
+                update=update,
+                policy_version=session.progress.policy_version,
+                sequences=batch.sequences(),
+                peers=batch.peers(),
+            )
+        )
+        use_threads(session.threads.engine)  # where it was learned here and now
+
+    def _missing(self, taken: Taken) -> int:
+        """Return how many trajectories a late batch lacks; where batches are counted in tokens, of the mean length so far."""
+        recipe, counts = self.session.recipe, self.session.intake.counts
+        if recipe.queue.batch_tokens is None:
+            return taken.missing * recipe.rollout.samples_per_task
+        return round(taken.missing * counts.training / max(counts.sampled_tokens, 1))
+
+    def _record(self, learned: Learned) -> None:
+        session, batch = self.session, self._batch
+        if batch is None:
+            raise LearnerError("an update came back that nobody asked for")
+        reach("learned")
+        made = session.adopt(batch.update, learned.checksum)
+        session.record_update(learned.result, batch, made, learn_s=learned.seconds)
+        self._batch = None
+        self._to_evaluate |= session.evaluation_due
+        self._to_publish |= self._to_evaluate or self._publish_due()
+        self.line.learned()
+        if session.checkpoint_due:
+            session.checkpoint()
+
+    def _save(self, folder: Path, files: Mapping[str, bytes], run: Mapping[str, Any]) -> None:
+        """Have the learner write a checkpoint; actors go on meanwhile."""
+        self.learning.begin_save(folder, files, run)
+        while self.learning.poll() is None:
+            self.collect()
+
+    # ---- publishing ----
+
+    def publish(self) -> None:
+        """Serve the newest weights where that is due, once no episode is under way where the recipe wants that; then evaluate,
+        where that is due.
+        """
+        session = self.session
+        if self._to_publish:
+            between = session.recipe.topology.swap == "between_episodes"
+            session.rollout.paused = between and bool(self.harvest.live)
+            if session.rollout.paused:
+                return
+            self._to_publish, self._published_s = False, self._now_s()
+            session.store.record(session.serve(self.learning.weights(), session.progress.policy_version))
+        if self._to_evaluate:
+            self._to_evaluate = False
+            session.evaluate("scheduled", session.recipe.evaluation.num_tasks)
+
+    def _publish_due(self) -> bool:
+        topology, done = self.session.recipe.topology, self.session.progress.done
+        every_s = topology.publish_every_s
+        late = every_s is not None and self._now_s() - self._published_s >= every_s
+        return done % topology.publish_every_updates == 0 or done >= topology.updates or late
+
+    def _settle(self) -> None:
+        """Come to rest: record the update under way, serve the newest weights, keep them."""
+        session = self.session
+        if self._batch is not None:
+            learned = self.learning.poll(session.recipe.supervision.dead_after_s)
+            if not isinstance(learned, Learned):
+                session.view.message("the learner did not come to the end of its update; it is left")
+                return
+            self._record(learned)
+        if session.engine.info().policy_version != session.progress.policy_version:
+            session.store.record(session.serve(self.learning.weights(), session.progress.policy_version))
+        session.checkpoint()
+
+    def _now_s(self) -> float:
+        """Return the time that decisions go by; in serial order none does."""
+        return 0.0 if self.serial else time.monotonic()
+
+
+def _told(taken: Taken) -> list[tuple[str, dict[str, Any]]]:
+    if not taken.late:
+        return []
+    detail = {"waited_s": round(taken.waited_s, 3), "groups": len(taken.groups), "missing": taken.missing}
+    return [("batch_late", detail)]
