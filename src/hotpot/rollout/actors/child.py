@@ -18,6 +18,7 @@ from dataclasses import replace
 from hotpot.config import ActorsSection
 from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.errors import EnvironmentFailure, EnvironmentSpecError
+from hotpot.experience.crashpoints import reach
 from hotpot.rollout import boundary
 from hotpot.rollout.actors.calls import Reply
 from hotpot.rollout.actors.channel import Channel
@@ -48,6 +49,7 @@ def main(connection: int) -> None:
     os.dup2(2, 1)  # what environments print must not get among what the run prints
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
+    reach("actor_begun")
     channel = Channel(socket.socket(fileno=connection))
     hello, *calls = _first(channel) or (None,)
     if isinstance(hello, Hello):
