@@ -8,7 +8,7 @@ VLLM_CONSTRAINTS := constraints-vllm.txt
 SEED ?= 0
 # Tests run in as many processes, one thread each; a file's tests stay in one. WORKERS=0: all in one process, as a debugger wants it.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
