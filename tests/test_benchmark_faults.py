@@ -64,6 +64,7 @@ def test_each_turn_bites_at_another_pass(faults: ModuleType) -> None:
         (1, "failed: the engine is gone", (), "stopped_with_culprit"),
         (1, "failed: something is wrong", (), "stopped_unnamed"),
         (1, "failed: injected: crash at engine_step:1", (), "stopped_unnamed"),
+        (1, "failed: the engine broke (step failed: 3)", (), "stopped_with_culprit"),
         (1, "the engine began\nfailed: out of luck", (), "stopped_unnamed"),
         (-9, "", (Kind.KILL,), "stopped_with_culprit"),
         (EXIT_CODE, "", (Kind.EXIT,), "stopped_with_culprit"),

@@ -39,7 +39,10 @@ class Case:
 CULPRITS = {
     "environment": ("environment", "actor"),
     "engine": ("engine",),
+    "actor": ("actor",),
     "learner": ("learner", "learn"),
+    "learning": ("learner",),
+    "weights": ("learner",),
     "checkpoint": ("checkpoint", "save", "learner"),
     "log": ("log segment", "the log", "journal", "hotpot-log"),
     "wal": ("log segment", "the log", "journal", "hotpot-log"),
@@ -82,22 +85,25 @@ PLACES: dict[str, tuple[Kind, ...]] = {
     "lake_sync": (Kind.CRASH, Kind.HANG, Kind.FAIL),
     "before_watermark": (Kind.CRASH, Kind.KILL),
     "evaluated": (Kind.CRASH, Kind.KILL),
+    "actor_begun": (*ENDINGS, Kind.HANG),
+    "actor_message_answer": (*ENDINGS, *WAITS, Kind.FREEZE, Kind.GARBAGE),
+    "learner_built": (*ENDINGS, Kind.HANG),
+    "learning_began": (*ENDINGS, Kind.HANG),
+    "weights_written": (*ENDINGS, Kind.HANG),
+    "learner_answers": (*ENDINGS, Kind.HANG),
+    "learner_saved": (*ENDINGS, Kind.HANG),
 }
 """What is tried where."""
 
+ONLY_WITH_PROCESSES = ("actor", "learning", "weights", "learner_built", "learner_answers", "learner_saved")
+"""Beginnings of the places that topology ``sync`` does not pass."""
+
+_UPDATES = ("engine_publish", "engine_publish_answer", "learner_begun", "learning_began", "weights_written")
 SELDOM = {
-    "engine_publish": 3,
-    "learner_begun": 3,
-    "checkpoint_weights": 3,
-    "evaluated": 2,
-    "lake_before_updates": 2,
-}
-SELDOM |= {
-    "engine_publish_answer": 3,
-    "lake_after_updates": 2,
-    "before_watermark": 4,
-    "lake_sync": 4,
-    "environment_close": 12,
+    **dict.fromkeys((*_UPDATES, "learner_answers", "learner_saved", "checkpoint_weights"), 3),
+    **dict.fromkeys(("actor_begun", "learner_built"), 1),
+    **dict.fromkeys(("evaluated", "lake_before_updates", "lake_after_updates"), 2),
+    **dict.fromkeys(("before_watermark", "lake_sync", "actor_message_answer"), 4),
 }
 """How often a short run passes a place, where that is not often."""
 
@@ -109,14 +115,30 @@ def cases() -> Iterator[Case]:
     """Yield all cases."""
     for place, kinds in PLACES.items():
         for kind in kinds:
-            fault = Fault(kind=kind, place=place, seconds=0.3 if kind is Kind.SLOW else HOUR_S)
-            case = Case(name=f"{place}/{kind}", faults=(fault,), culprits=culprits(place))
-            # A process that stands still can't tell; only where another one watches it is anything asked of it.
-            yield replace(case, topologies=TOPOLOGIES[1:]) if kind is Kind.FREEZE else case
+            yield _case(place, kind)
     yield from _outages()
     yield from _clocks()
     yield from _upgrades()
     yield _overflow()
+
+
+def _case(place: str, kind: Kind) -> Case:
+    part = place.partition("_")[0]
+    fault = Fault(
+        kind=kind,
+        place=place,
+        seconds=0.3 if kind is Kind.SLOW else HOUR_S,
+        process="actors" if part == "actor" else "",
+    )
+    # A process that stands still can't tell; only where another one watches it is anything asked of it.
+    watched = kind is Kind.FREEZE or place.startswith(ONLY_WITH_PROCESSES)
+    return Case(
+        name=f"{place}/{kind}",
+        faults=(fault,),
+        culprits=culprits(place),
+        overrides=("actors.kind=processes",) if part in ("actor", "environment") else (),
+        topologies=TOPOLOGIES[1:] if watched else TOPOLOGIES,
+    )
 
 
 def culprits(place: str) -> tuple[str, ...]:
@@ -166,10 +188,10 @@ def _upgrades() -> Iterator[Case]:
     )
     yield Case(
         name="environment_version/partial_upgrade",
-        faults=(replace(upgrade, process="actor"),),
+        faults=(replace(upgrade, process="actors"),),
         culprits=("environment",),
         topologies=TOPOLOGIES[1:],
-        overrides=("actors.kind=processes", "actors.actors_per_group=2"),
+        overrides=("actors.kind=processes",),
     )
 
 
@@ -187,6 +209,6 @@ def _moved(fault: Fault, turn: int, seed: int) -> Fault:
     if fault.at != 1:
         return fault
     most = SELDOM.get(fault.place, PASSES)
-    ats = [1, (most + 1) // 2, most] if fault.kind is not Kind.UPGRADE else [1]
-    rng = Random(f"{seed} {turn} {fault.place} {fault.kind}")
-    return replace(fault, at=ats[turn] if turn < len(ats) else rng.randint(1, most) if len(ats) > 1 else 1)
+    most = 1 if fault.kind is Kind.UPGRADE else most
+    ats, rng = (1, (most + 1) // 2, most), Random(f"{seed} {turn} {fault.place} {fault.kind}")
+    return replace(fault, at=ats[turn] if turn < len(ats) else rng.randint(1, most))

@@ -34,6 +34,7 @@ class Verdict(StrEnum):
 
 
 _OWN_WORDS = re.compile(r"injected: [a-z_]+ at [a-z_]+:\d+")
+_LAST = re.compile(r"^(failed:|error:|hotpot: no progress|Traceback \(most recent)", re.MULTILINE)
 _ENDS = {Kind.KILL.value: -signal.SIGKILL, Kind.EXIT.value: EXIT_CODE}
 
 
@@ -52,8 +53,8 @@ def verdict(ended: Ended, case: Case, run: Path) -> Verdict:
 
 def last_words(output: str) -> str:
     """Return what a process said of its end: the message, or the last traceback."""
-    start = max(output.rfind("failed:"), output.rfind("error:"), output.rfind("Traceback (most recent"))
-    return output[start:] if start >= 0 else output[-2000:]
+    starts = [found.start() for found in _LAST.finditer(output)]
+    return output[starts[-1] :] if starts else output[-2000:]
 
 
 def watchdog(run: Path) -> str:

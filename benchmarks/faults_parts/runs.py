@@ -23,6 +23,9 @@ from hotpot.topology import warmstart
 
 UPDATES = 3
 
+SURVIVE_S = 5.0
+"""Time that the processes a run has started have to end after it."""
+
 DEADLINE_S = float(os.environ.get("DEADLINE_S", "120"))
 """Longest life of one process; then it is killed and counts as hung."""
 
@@ -53,8 +56,11 @@ PRELOADED = [
 ]
 """What every run imports, the last one at its first optimiser step."""
 
-PROCESSES = ("run.deterministic=false", "actors.kind=processes", "actors.actors_per_group=2")
-"""What the topologies with processes of their own have beside that."""
+ASYNCHRONOUS = ("run.deterministic=false", "actors.kind=threads", "actors.actors_per_group=2")
+"""What the topologies whose learner has a process of its own have beside that."""
+
+MARK = "HOTPOT_BENCH_FAULTS_RUN"
+"""Environment variable that tells the processes of one run from all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ class Ended:
     bites: tuple[Bite, ...]
     seconds: float
     survivors: bool
-    """Whether processes that it had started were still alive a second after it had ended."""
+    """Whether processes that it had started were still alive some seconds after it had ended."""
 
 
 def make_model(folder: Path) -> None:
@@ -87,7 +93,7 @@ def start(
     recipe = folder / "recipe.toml"
     recipe.write_text("", encoding="utf-8")
     more = [
-        *(() if topology == "sync" else PROCESSES),
+        *(() if topology == "sync" else ASYNCHRONOUS),
         f"topology.kind={topology}",
         f"run.seed={seed}",
         *overrides,
@@ -104,15 +110,18 @@ def resume(folder: Path, faults: Sequence[Fault], seed: int, turn: str = "resume
 def _go(folder: Path, turn: str, arguments: list[str], faults: Sequence[Fault], seed: int) -> Ended:
     plan = FaultPlan(faults=tuple(faults), log=folder / f"{turn}.bites", seed=seed)
     environment = plan.write(folder / f"{turn}.plan.json") if faults else {}
+    environment[MARK] = str(folder)
     output = folder / f"{turn}.txt"
     process = _context().Process(target=_train, args=(arguments, environment, str(output)), name="hotpot-run")
     began_s = time.monotonic()
     process.start()
     process.join(DEADLINE_S)
     code = process.exitcode
-    survivors = code is not None and _lives(process.pid)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid or 0, signal.SIGKILL)
+    survivors = code is not None and _survive(folder)
+    process.kill()
+    for pid in _processes(folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.join()
     text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
     return Ended(
@@ -120,16 +129,29 @@ def _go(folder: Path, turn: str, arguments: list[str], faults: Sequence[Fault], 
     )  # fmt: skip
 
 
-def _lives(leader: int | None) -> bool:
-    """Return whether a process of the session is left; those that are just ending get a second."""
-    deadline_s = time.monotonic() + 1.0
-    while time.monotonic() < deadline_s:
+def _survive(folder: Path) -> bool:
+    """Return whether a process of the run is left; those that are just ending get some seconds."""
+    deadline_s = time.monotonic() + SURVIVE_S
+    while _processes(folder):
+        if time.monotonic() > deadline_s:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _processes(folder: Path) -> list[int]:
+    """Return the processes of the run in ``folder`` that are alive, whoever started them."""
+    wanted, found = f"{MARK}={folder}".encode(), list[int]()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
         try:
-            os.killpg(leader or 0, 0)
-        except (ProcessLookupError, PermissionError):
-            return False
-        time.sleep(0.05)
-    return True
+            alive = (entry / "stat").read_text().rpartition(") ")[2][0] not in "ZX"
+            if alive and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:  # it is gone, or not ours
+            continue
+    return found
 
 
 def _context() -> Any:

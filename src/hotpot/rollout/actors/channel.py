@@ -8,6 +8,7 @@ import socket
 import struct
 import zlib
 
+from hotpot.experience.crashpoints import through
 from hotpot.rollout.actors.codec import GarbageError, Said, decode, encode
 
 _HEADER = struct.Struct(">4sII")
@@ -38,7 +39,8 @@ class Channel:
         payload = encode(said)
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise ValueError(f"a message of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} can be sent")
-        self._out += _HEADER.pack(_MARK, len(payload), zlib.crc32(payload)) + payload
+        frame = _HEADER.pack(_MARK, len(payload), zlib.crc32(payload)) + payload
+        self._out += through("actor_message_answer", frame)
         self.flush()
 
     def flush(self) -> None:

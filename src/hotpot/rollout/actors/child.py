@@ -14,12 +14,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import Any
 
 from hotpot.config import ActorsSection
-from hotpot.envs import BoundEnvironment, bind, load_environment
+from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.errors import EnvironmentFailure, EnvironmentSpecError
+from hotpot.experience.crashpoints import reach
 from hotpot.rollout import boundary
 from hotpot.rollout.actors.calls import Reply
 from hotpot.rollout.actors.channel import Channel
@@ -50,6 +49,7 @@ def main(connection: int) -> None:
     os.dup2(2, 1)  # what environments print must not get among what the run prints
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
+    reach("actor_begun")
     channel = Channel(socket.socket(fileno=connection))
     hello, *calls = _first(channel) or (None,)
     if isinstance(hello, Hello):
@@ -84,13 +84,12 @@ def _serve(channel: Channel, hello: Hello, calls: Sequence[Said]) -> None:
 
 def _environment(source: Source, hello: Hello) -> BoundEnvironment:
     """Make what ``source`` says. Raises EnvironmentSpecError, also where it has another version here than in the parent."""
-    params = json.loads(source.params)
-    how: Any = {"perturbation": source.perturbation, "allow_unverifiable": source.unverifiable}
-    if source.target:
-        module, _, attribute = source.target.partition(":")
-        environment = bind(getattr(import_module(module), attribute), params, **how)
-    else:
-        environment = load_environment(source.kind, params, **how)
+    environment = load_environment(
+        source.kind,
+        json.loads(source.params),
+        perturbation=source.perturbation,
+        allow_unverifiable=source.unverifiable,
+    )
     here = (environment.env_version.version, environment.reward_version.version)
     for mine, theirs in zip(here, (source.env_version, source.reward_version), strict=True):
         if mine != theirs:

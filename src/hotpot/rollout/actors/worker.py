@@ -193,7 +193,7 @@ class Worker:
                 )
 
     def _death(self) -> str:
-        code = self._process.wait(0) if self._exited() else None
+        code = self._process.wait(_EXIT_S) if self._exited() else None
         if code is None:
             how = "closed its connection"
         elif code < 0:

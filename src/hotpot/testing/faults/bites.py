@@ -7,6 +7,8 @@ all processes together is kept beside it, one file for each bite, made by one pr
 import json
 import multiprocessing
 import os
+import re
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -27,6 +29,14 @@ class Bite:
     thread: str
     time_s: float
     detail: str = ""
+
+
+def process_name() -> str:
+    """Return what this process is: the name ``multiprocessing`` gave it, or the module of Hotpot whose ``main`` it runs
+    (``hotpot.rollout.actors.child``, ``hotpot.topology.learning.child``); else ``MainProcess``."""
+    name = multiprocessing.current_process().name
+    program = re.search(r"from (hotpot[\w.]+) import main", " ".join(sys.orig_argv))
+    return program[1] if program is not None and name == "MainProcess" else name
 
 
 class BiteLog:
@@ -54,7 +64,7 @@ class BiteLog:
             "kind": fault.kind.value,
             "place": fault.place,
             "pid": os.getpid(),
-            "process": multiprocessing.current_process().name,
+            "process": process_name(),
             "thread": threading.current_thread().name,
             "time_s": time.time(),
             "detail": detail,

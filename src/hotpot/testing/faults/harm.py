@@ -82,6 +82,12 @@ _ANYTHING: tuple[tuple[str, Spoil], ...] = (
 )
 
 _SPOILERS: dict[str, tuple[tuple[str, Spoil], ...]] = {
+    "actor_message_answer": (
+        ("noise", lambda _: b"noise " * 8),
+        ("a flipped bit", lambda frame: frame[:-1] + bytes([frame[-1] ^ 1])),
+        ("half a frame", lambda frame: frame[: len(frame) // 2]),
+        ("noise ahead", lambda frame: b"print" + frame),
+    ),
     "environment_reset_answer": (
         *_ANYTHING,
         ("no messages", lambda one: replace(one, messages=())),

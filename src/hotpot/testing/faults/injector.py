@@ -3,7 +3,6 @@
 Owns the counts of its process. Safe to call from any thread; a fault that hangs one thread holds no lock of the others'.
 """
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -11,7 +10,7 @@ from contextlib import ExitStack
 from random import Random
 from typing import Any
 
-from hotpot.testing.faults.bites import BiteLog
+from hotpot.testing.faults.bites import BiteLog, process_name
 from hotpot.testing.faults.harm import InjectedCrash, failure, garbage, upgraded
 from hotpot.testing.faults.patches import Clocks, patch
 from hotpot.testing.faults.plan import EXIT_CODE, Fault, FaultPlan, Kind
@@ -86,4 +85,4 @@ class FaultInjector:
 
 
 def _here(fault: Fault) -> bool:
-    return fault.process in multiprocessing.current_process().name
+    return fault.process in process_name()

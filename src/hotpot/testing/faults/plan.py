@@ -59,7 +59,7 @@ class Fault:
 
     It bites first when a process passes ``place`` for the ``at``-th time, counted in each process by itself, and then at
     each further pass: ``times`` in all processes together, or as long as the run lives where that is None. ``process`` is
-    a part of the names of the processes (``multiprocessing``'s) that it may bite in. ``seconds`` belong to HANG, SLOW and
+    a part of the names of the processes that it may bite in (:func:`hotpot.testing.faults.bites.process_name`). ``seconds`` belong to HANG, SLOW and
     the jumps of clocks.
     """
 
