@@ -36,10 +36,6 @@ ALLOWED = (
         "each read is of a local file, or of S3 with store.s3.deadline_s", "the lake's storage",
     ),
     Allowed(
-        "rollout/actors/channel.py", "Channel.receive", "self.socket.recv",
-        "the socket does not block: where there is nothing, it says so at once", "Channel",
-    ),
-    Allowed(
         "rollout/actors/crew.py", "Crew._work", "self._inbox.get",
         "a thread waits for its next call as long as its actor is there; then it is told to end", "Crew.dismiss",
     ),
