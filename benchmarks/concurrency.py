@@ -33,10 +33,10 @@ from hotpot.types import Action, Purpose, SamplingParams, ToolCall
 
 FEW, MANY = 64, 4096
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
-LAW = {"kind": "lognormal", "mean_s": 2.0, "sigma": 0.5, "longest_s": 10.0}
+LAW = {"kind": "lognormal", "mean_s": 4.0, "sigma": 0.5, "longest_s": 20.0}
 CALLS = 4
 """Calls of an episode, before its answer."""
-EPISODES = {("threads", FEW): 256, ("threads", MANY): 8192, ("inline", FEW): 2048, ("inline", MANY): 8192}
+EPISODES = {("threads", FEW): 128, ("threads", MANY): 8192, ("inline", FEW): 2048, ("inline", MANY): 8192}
 MAX_MS, MAX_GROWTH = 1.0, 1.2
 
 

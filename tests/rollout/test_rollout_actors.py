@@ -224,16 +224,32 @@ def test_an_actor_with_too_many_hung_threads_takes_no_calls(kind: str, make: Mak
         state.broken == "actor-0 takes no calls: more than actors.max_hung = 1 of its threads hang in unruly"
     )
     assert other.broken == ""
-    caller.open("a2")
-    assert "actor-0 takes no calls" in caller.failure()
+    assert state.calls > 0
+    caller.open("a2", actor="actor-0")
+    caller.open("a4", actor="actor-0")
+    caller.close("a4")
+    assert caller.reply().failure is None
+    assert caller.actors.ready(0) == []  # it waits for the replacement
     assert {caller.actors.assign("group-0") for _ in range(3)} == {"actor-1"}
-    assert caller.actors.replace("actor-0", state.broken) == "actor-0.1"
+    assert caller.actors.replace("actor-0", "too much hangs") == "actor-0.1"
+    assert caller.failure().startswith("actor actor-0 was replaced: too much hangs")
     caller.open("a3", actor="actor-0.1")
     assert caller.reply().failure is None
     assert {caller.actors.assign("group-0") for _ in range(3)} == {"actor-0.1", "actor-1"}
     if kind == "processes":  # what hung was killed with its process, open as it was
         for mark in caller.folder.glob("open-*"):
             mark.unlink()
+
+
+def test_an_actor_whose_threads_come_back_takes_calls_again(make: Make) -> None:
+    caller = make("threads", call_timeout_s=0.2, max_hung=0)
+    caller.open(told="hang")
+    assert "hung in open" in caller.failure()
+    caller.open("late")
+    assert caller.failure().startswith("actor-0 takes no calls: more than actors.max_hung = 0")
+    caller.open("held")
+    caller.release()
+    assert caller.reply().failure is None
 
 
 @pytest.mark.parametrize("kind", WAITING)

@@ -79,13 +79,13 @@ def test_death_fails_every_call_and_the_actor_until_it_is_replaced(caller: Calle
         assert all(failure.startswith(reason) for failure in failures), failures
         (state,) = caller.actors.states()
         assert state.broken.startswith(reason)
-        assert (state.calls, state.since_s) == (0, None)
+        assert (state.calls, state.since_s is None) == (1, False)
         caller.close(f"{told}-does", actor=actor)
         assert caller.reply().failure is None
         caller.open(f"{told}-late", actor=actor)
-        assert caller.failure().startswith(reason)
         assert caller.actors.assign("group-0") == actor  # there is no other
-        actor = caller.actors.replace(actor, "it died")
+        gone, actor = actor, caller.actors.replace(actor, "it died")
+        assert caller.failure().startswith(f"actor {gone} was replaced: it died ({reason}")
         caller.open(f"{told}-again", actor=actor)
         assert caller.reply().failure is None
         assert eventually(lambda pid=pid: caller.actors.ready(0) == [] and not lives(pid))

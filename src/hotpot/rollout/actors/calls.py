@@ -61,7 +61,8 @@ class Reply:
 class ActorState:
     """How one actor stands. ``progress`` grows with every call that ends; ``calls`` are waiting or under way; ``since_s`` is
     the time (of the run's monotonic clock) since when the oldest one under way is, None where none is. ``broken`` says
-    why it takes no calls any more and must be replaced; empty where it takes them."""
+    why it takes no calls any more and must be replaced; empty where it takes them. OPENs for a broken one wait for that, and
+    ``calls`` is never 0 there."""
 
     actor_id: str
     actor_group: str

@@ -130,7 +130,7 @@ class Crew:
         )
 
     def state(self, actor_group: str) -> ActorState:
-        """Return how the actor stands; where it is broken its hung calls count as under way."""
+        """Return how the actor stands; where it is broken its hung calls count as under way, so it has work."""
         broken = self.broken
         jobs = [job for ticket, job in self.pending.items() if ticket in self._unanswered]
         if broken:

@@ -21,7 +21,7 @@ from hotpot.config import ActorsSection
 from hotpot.envs import BoundEnvironment
 from hotpot.errors import EnvironmentSpecError
 from hotpot.rollout.actors.calls import ActorState, Call, CallKind, Reply
-from hotpot.rollout.actors.desk import Desk
+from hotpot.rollout.actors.desk import Desk, Held
 from hotpot.rollout.actors.roster import Roster
 from hotpot.rollout.actors.seats import closed, failed
 from hotpot.rollout.actors.sources import source_of
@@ -59,6 +59,7 @@ class ProcessActors:
         self._logs = logs
         self._roster = Roster.of(settings)
         self._desk = Desk()
+        self._held = Held(settings.call_timeout_s, seconds)
         self._selector = selectors.DefaultSelector()
         self._workers: dict[str, Worker] = {}
         self._leaving: list[Worker] = []
@@ -84,6 +85,7 @@ class ProcessActors:
         home = self._homes.get(attempt)
         if call.kind is CallKind.CLOSE:
             self._homes.pop(attempt, None)
+            self._held.drop(attempt)
             ticket = self._asked.pop(attempt, None)
             if home is None or home.dead:
                 self._desk.answer(closed(call))
@@ -93,13 +95,17 @@ class ProcessActors:
             self._ask(home, call)
             return
         worker = self._workers.get(call.actor_id)
-        refusal = self._roster.gone(call.actor_id) if worker is None else worker.broken
-        if worker is None or refusal:
-            self._desk.answer(failed(call, refusal or f"there is no actor {call.actor_id}"))
-        elif call.kind is CallKind.STEP and home is not worker:
-            self._desk.answer(failed(call, f"attempt {attempt} has no environment any more"))
+        if worker is None:
+            self._desk.answer(failed(call, self._roster.gone(call.actor_id) or "it is closed"))
+        elif call.kind is CallKind.OPEN:
+            if worker.broken:
+                self._held.put(call)
+            else:
+                self._open(call, worker)
+        elif home is not worker or worker.broken:
+            why = worker.broken or f"attempt {attempt} has no environment any more"
+            self._desk.answer(failed(call, why))
         else:
-            self._homes[attempt] = worker
             self._ask(worker, call)
 
     def ready(self, timeout_s: float) -> list[Reply]:
@@ -126,8 +132,11 @@ class ProcessActors:
         fresh = self._roster.replace(actor_id, reason)
         worker = self._workers.pop(actor_id)
         why = self._roster.gone(actor_id) or reason
-        self._lose(worker, f"{why} ({worker.dead})" if worker.dead else why)
+        why = f"{why} ({worker.dead})" if worker.dead else why
+        self._lose(worker, why)
         self._leave(worker, stacks=True)
+        for call in self._held.take(lambda call: call.actor_id == actor_id):
+            self._desk.answer(failed(call, why))
         self._workers[fresh] = self._worker(fresh)
         return fresh
 
@@ -160,6 +169,17 @@ class ProcessActors:
                     faults[0] if faults else "the actors' processes did not start in time"
                 )
 
+    def _open(self, call: Call, worker: Worker) -> None:
+        self._homes[call.attempt_id] = worker
+        self._ask(worker, call)
+
+    def _see_to_held(self) -> None:
+        """Begin OPENs whose actors take calls again; give up those that have waited for too long."""
+        for call in self._held.take(lambda call: not self._workers[call.actor_id].broken):
+            self._open(call, self._workers[call.actor_id])
+        for call in self._held.take_late():
+            self._desk.answer(failed(call, self._workers[call.actor_id].broken))
+
     def _ask(self, worker: Worker, call: Call) -> None:
         ticket = next(self._tickets)
         try:
@@ -185,6 +205,8 @@ class ProcessActors:
                 self._lose(worker, worker.dead)
                 self._leave(worker, stacks=True)
         self._reap()
+        if self._held:
+            self._see_to_held()
 
     def _lose(self, worker: Worker, reason: str) -> None:
         for call in worker.given_up():

@@ -20,10 +20,12 @@ from queue import Empty, SimpleQueue
 from hotpot.config import ActorsSection
 from hotpot.rollout.actors.calls import ActorState, Call, CallKind, Reply
 from hotpot.rollout.actors.crew import Crew, Job, Outbox, hung_at
-from hotpot.rollout.actors.desk import Desk
+from hotpot.rollout.actors.desk import Desk, Held
 from hotpot.rollout.actors.roster import Roster
 from hotpot.rollout.actors.seats import Makers, Seat, closed, failed
 
+_HELD_S = 0.1
+"""Time between two looks at whether a broken actor takes calls again."""
 CLOSE_S = 2.0
 """Longest time that closing waits for environments."""
 
@@ -60,6 +62,7 @@ class ThreadActors:
         self._begun: deque[Job] = deque()  # in order of deadlines; what has ended leaves it when it is first
         self._tickets = itertools.count()
         self._desk = Desk()
+        self._held = Held(settings.call_timeout_s, seconds)
 
     def begin(self, call: Call) -> None:
         """Hand the call to a thread. Raises ValueError where it is not the call's turn."""
@@ -68,14 +71,18 @@ class ThreadActors:
             self._begin_close(call)
             return
         crew = self._crews.get(call.actor_id)
-        refusal = self._roster.gone(call.actor_id) if crew is None else crew.broken
         seat = self._seats.get(call.attempt_id)
-        if crew is None or refusal:
-            self._desk.answer(failed(call, refusal or f"there is no actor {call.actor_id}"))
-        elif seat is None and call.kind is CallKind.STEP:
-            self._desk.answer(failed(call, f"attempt {call.attempt_id} has no environment any more"))
+        if crew is None:
+            self._desk.answer(failed(call, self._roster.gone(call.actor_id) or "it is closed"))
+        elif call.kind is CallKind.OPEN:
+            if crew.broken:
+                self._held.put(call)
+            else:
+                self._open(call, crew)
+        elif seat is None or crew.broken:
+            why = crew.broken or f"attempt {call.attempt_id} has no environment any more"
+            self._desk.answer(failed(call, why))
         else:
-            seat = self._seats.setdefault(call.attempt_id, seat or Seat(call.attempt_id, call.actor_id))
             crew.give(self._job(call, seat, crew))
 
     def ready(self, timeout_s: float) -> list[Reply]:
@@ -84,8 +91,11 @@ class ThreadActors:
         self._drain()
         while True:
             self._give_up_late()
+            if self._held:
+                self._see_to_held()
             replies = self._desk.take()
-            left_s = min(until_s, self._next_deadline_s()) - self._seconds()
+            pause_s = _HELD_S if self._held else math.inf
+            left_s = min(until_s - self._seconds(), self._next_deadline_s() - self._seconds(), pause_s)
             if replies or (left_s <= 0 and self._seconds() >= until_s):
                 return replies
             self._drain(max(left_s, 0.0))
@@ -108,6 +118,8 @@ class ThreadActors:
         for job in self._retire(crew):
             del self._jobs[job.call.attempt_id]
             self._desk.answer(failed(job.call, why, seconds=self._seconds() - job.since_s))
+        for call in self._held.take(lambda call: call.actor_id == actor_id):
+            self._desk.answer(failed(call, why))
         return fresh
 
     def close(self) -> None:
@@ -118,8 +130,20 @@ class ThreadActors:
         for crew in self._crews.values():
             crew.join(until_s)
 
+    def _open(self, call: Call, crew: Crew) -> None:
+        seat = self._seats[call.attempt_id] = Seat(call.attempt_id, call.actor_id)
+        crew.give(self._job(call, seat, crew))
+
+    def _see_to_held(self) -> None:
+        """Begin OPENs whose actors take calls again; give up those that have waited for too long."""
+        for call in self._held.take(lambda call: not self._crews[call.actor_id].broken):
+            self._open(call, self._crews[call.actor_id])
+        for call in self._held.take_late():
+            self._desk.answer(failed(call, self._crews[call.actor_id].broken))
+
     def _begin_close(self, call: Call) -> None:
         """Close behind the call under way, or at once; what is gone already counts as closed."""
+        self._held.drop(call.attempt_id)
         under_way = self._jobs.pop(call.attempt_id, None)
         seat = self._seats.pop(call.attempt_id, None)
         crew = None if seat is None else self._crews.get(seat.actor_id)

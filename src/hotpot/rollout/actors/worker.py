@@ -68,6 +68,7 @@ class Worker:
         self._out: dict[int, _Out] = {}
         self._start_by_s = seconds() + START_S
         self._ready_s = 0.0
+        self._broken_s = seconds()
         self._ended_s = 0.0
         self._kill_by_s = 0.0
         ours, theirs = socket.socketpair()
@@ -111,13 +112,16 @@ class Worker:
         return calls
 
     def state(self, actor_group: str) -> ActorState:
-        """Return how the actor stands."""
+        """Return how the actor stands; where it is broken it has one call more, so that it is never without work."""
+        since = [out.since_s for out in self._out.values()]
+        if self.broken:
+            since.append(self._broken_s)
         return ActorState(
             actor_id=self.actor_id,
             actor_group=actor_group,
             progress=self._progress,
-            calls=len(self._out),
-            since_s=min((out.since_s for out in self._out.values()), default=None),
+            calls=len(since),
+            since_s=min(since, default=None),
             broken=self.broken,
         )
 
@@ -143,6 +147,8 @@ class Worker:
             elif isinstance(said, Unfit):
                 self.dead = f"{self.actor_id} is not fit: {said.reason}"
         self._look()
+        if not self.broken:
+            self._broken_s = self._seconds()
         return replies
 
     def end(self, *, stacks: bool) -> None:
