@@ -4,11 +4,20 @@ from typing import Any
 
 import pytest
 
+from hotpot.cli.words import chain_lines
 from hotpot.errors import UsageError
 from hotpot.observability.changes import Difference, against, manifest_differences
-from hotpot.observability.lineage import trajectory_lineage, version_uses
+from hotpot.observability.lineage import Discarding, trajectory_lineage, version_uses
 from hotpot.testing.records import make_fork, make_row, make_trajectory
-from hotpot.types import ConsumptionRow, LearnedTokensRow, Purpose, Trajectory, UpdateRow, VersionRow
+from hotpot.types import (
+    ConsumptionRow,
+    DiscardRow,
+    LearnedTokensRow,
+    Purpose,
+    Trajectory,
+    UpdateRow,
+    VersionRow,
+)
 
 
 def with_env(made: Trajectory, version: str) -> Trajectory:
@@ -77,8 +86,17 @@ def test_the_chain_of_one_trajectory(reader_over) -> None:
     assert found.policies[1].num_tokens == len(last.sampled_tokens) - half
     (used,) = found.consumptions
     assert (used.update, used.epochs, used.new_policy_version, used.num_loss_tokens) == (2, 3, 3, 2)
+    assert found.discarded is None
     with pytest.raises(UsageError, match=r"nearest: 0\.0\.0"):
         trajectory_lineage(reader, "0.0.9")
+
+
+def test_a_discarded_trajectory_says_why(reader_over) -> None:
+    row = make_row(DiscardRow, trajectory_id="0.0.0", reason="stale", update=7, staleness=9)
+    found = trajectory_lineage(reader_over(tables([make_trajectory()], discards=[row])), "0.0.0")
+    assert found.discarded == Discarding(reason="stale", update=7, staleness=9)
+    (line,) = [text for text, _ in chain_lines(found, "run", {1: None}) if "discarded" in text]
+    assert line == "it was discarded during update 7 (stale, 9 policy versions behind)"
 
 
 def test_the_family_of_a_fork_from_its_root(reader_over) -> None:

@@ -110,6 +110,9 @@ def chain_lines(
         yield f"update {used.update} consumed it ({tokens}) and {new}", ""
     if not found.consumptions:
         yield "no update consumed it", ""
+    if (gone := found.discarded) is not None:
+        told = f"{gone.reason}, {gone.staleness} policy versions behind"
+        yield f"it was discarded during update {gone.update} ({told})", ""
     if found.family:
         yield "its family:", ""
     for one in found.family:

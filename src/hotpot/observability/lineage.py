@@ -60,6 +60,15 @@ class Consumption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Discarding:
+    """Why a trajectory was not learned from as fresh, during which update, and how stale it was then."""
+
+    reason: str
+    update: int
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Relative:
     """One trajectory of a family of forks; the root of the tree has neither parent nor fork step, and depth 0."""
 
@@ -92,6 +101,7 @@ class TrajectoryLineage:
     prompt_version: str
     policies: tuple[PolicyUse, ...]
     consumptions: tuple[Consumption, ...]
+    discarded: Discarding | None
     family: tuple[Relative, ...]
 
 
@@ -149,10 +159,12 @@ def trajectory_lineage(reader: SqlReader, trajectory_id: str) -> TrajectoryLinea
         FROM consumptions c LEFT JOIN updates u ON u.update = c.update
         WHERE c.trajectory_id = {wanted} ORDER BY c.update""",
     )
+    discarded = rows(reader, f"SELECT reason, update, staleness FROM discards WHERE trajectory_id = {wanted}")
     return TrajectoryLineage(
         **found[0],
         policies=tuple(PolicyUse(**row) for row in policies),
         consumptions=tuple(Consumption(**row) for row in consumptions),
+        discarded=Discarding(**discarded[0]) if discarded else None,
         family=tuple(family(reader, trajectory_id)),
     )
 
