@@ -25,9 +25,9 @@ from hotpot.topology.learning.protocol import Learned
 from hotpot.topology.parts.ingredients import model_files, read_model
 from hotpot.topology.parts.learners import make_learner
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-LONG_S = 120.0
+LONG_S = 240.0
 """Longest wait for what must come: a machine may be busy."""
 
 CRITIC = ("learner.advantages=gae", "learner.critic=separate")
@@ -87,7 +87,7 @@ def test_it_learns_bit_for_bit_what_is_learned_inline_also_from_its_checkpoint(
     inline = InlineLearning(make_learner(recipe(*overrides), made, None), num_threads=1)
     apart, again = begin(*overrides), None
     files = model_files(made.tokenizer, made.dialect)
-    for update in (1, 2, 3, 4):
+    for update in (1, 2, 3):
         work = make_work(update)
         for learning in (inline, apart, *([again] if again else [])):
             learning.begin(work)
@@ -101,10 +101,10 @@ def test_it_learns_bit_for_bit_what_is_learned_inline_also_from_its_checkpoint(
             assert there.result.terms == here.result.terms
             assert [step.hash for step in there.result.steps] == [step.hash for step in here.result.steps]
             assert there.checksum == here.checksum == checksum(learning.weights())
-        if update == 2:
-            folder = tmp_path / "update-000002"
+        if update == 1:
+            folder = tmp_path / "update-000001"
             folder.mkdir()
-            apart.begin_save(folder, files, {"update": 2})
+            apart.begin_save(folder, files, {"update": 1})
             assert apart.poll(LONG_S) == folder
             again = begin(*overrides, source=folder, first=recipe().model.path)
 
@@ -208,11 +208,14 @@ def test_one_that_hangs_stops_beating_and_is_killed_with_its_stacks_in_the_log(
     fault(monkeypatch, "learning_ended", "time.sleep(10000)")
     learning = begin()
     learning.begin(make_work(1))
-    until(lambda: learning.beat()[0] > 5)
-    assert learning.poll(0.5) is None
-    before = learning.beat()
-    assert learning.poll(0.5) is None
-    assert learning.beat() == before
+    until(lambda: learning._progress.read()[0] > 2)  # built, and at work
+
+    def silent() -> bool:
+        before = learning.beat()
+        assert learning.poll(0.5) is None
+        return learning.beat() == before
+
+    until(silent)
     began = time.monotonic()
     learning.close()
     assert time.monotonic() - began < 30
@@ -243,6 +246,8 @@ recipe = Recipe.model_validate_json(Path(sys.argv[1]).read_text(), strict=True)
 learning = process.LearnerProcess(recipe, run=Path(sys.argv[2]), num_threads=1)
 learning.begin(make_work(1))
 if sys.argv[3]:
+    while learning._progress.read()[0] == 0:  # not built yet
+        time.sleep(0.01)
     time.sleep(0.5)
 else:
     learning.poll(120)
