@@ -8,11 +8,11 @@ VLLM_CONSTRAINTS := constraints-vllm.txt
 SEED ?= 0
 # Tests run in as many processes, one thread each; a file's tests stay in one. WORKERS=0: all in one process, as a debugger wants it.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-faults bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults bench-stale
+.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-faults bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults bench-stale bench-concurrency
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -101,6 +101,9 @@ bench-demo: $(VENV)/.base  ## Five seeds of the demo that were not used for tuni
 
 bench-cartpole: $(VENV)/.gym  ## The learner's mathematics outside text: CartPole with PPO, three seeds of 500,000 steps
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cartpole.py
+
+bench-concurrency: $(VENV)/.base  ## What an environment step costs the processor, with 64 and with 4,096 episodes at once
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/concurrency.py
 
 bench-engine: $(VENV)/.test $(VENV)/.smollm2  ## The embedded engine against vLLM (after make setup-vllm), transformers, and its own floor
 	$(BIN)/python benchmarks/engine.py

@@ -1,7 +1,7 @@
 """Finds calls that can wait for ever, in source text: by the call's name and by what it is given.
 
 A call waits with a deadline where it is given one (``timeout=``, or the argument that is one), where it is told not to wait
-(``LOCK_NB``, ``WNOHANG``, ``block=False``), or where the same function bounds it beforehand (``settimeout``, ``poll(s)``) or
+(``LOCK_NB``, ``WNOHANG``, ``MSG_DONTWAIT``, ``block=False``), or where the same function bounds it beforehand (``settimeout``, ``poll(s)``) or
 expects that it doesn't (``except BlockingIOError``).
 What a name stands for is not known here, so that names which mean harmless things elsewhere are told apart by their arguments:
 ``queue.get()`` waits, ``mapping.get(key)`` does not.
@@ -73,7 +73,7 @@ def _waits_for_ever(call: ast.Call, beforehand: set[str]) -> bool:
     if name in SUBPROCESS and owner == "subprocess":
         return True
     if name in BOUNDED_BEFORE:
-        return not beforehand & set(BOUNDED_BEFORE[name])
+        return not _mentions(call, "MSG_DONTWAIT") and not beforehand & set(BOUNDED_BEFORE[name])
     if name in {"flock", "lockf"}:
         return not _mentions(call, "LOCK_NB", "LOCK_UN", "F_TLOCK")
     if name in {"waitpid", "wait3", "wait4"}:

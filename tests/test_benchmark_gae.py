@@ -19,7 +19,7 @@ def test_it_compares_all_results_and_ends_with_one_line_of_json() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr  # at this size the bounds say nothing

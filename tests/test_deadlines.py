@@ -36,12 +36,24 @@ ALLOWED = (
         "each read is of a local file, or of S3 with store.s3.deadline_s", "the lake's storage",
     ),
     Allowed(
+        "rollout/actors/channel.py", "Channel.receive", "self.socket.recv",
+        "the socket does not block: where there is nothing, it says so at once", "Channel",
+    ),
+    Allowed(
         "rollout/actors/crew.py", "Crew._work", "self._inbox.get",
-        "the next call may be long in coming; None ends the thread, and nobody waits for it (a daemon)", "Crew.dismiss",
+        "a thread waits for its next call as long as its actor is there; then it is told to end", "Crew.dismiss",
     ),
     Allowed(
         "testing/killable.py", "_serve", "pipe.recv",
         "the next command may be long in coming; the pipe ends with the process that would send it", "KillableWriter",
+    ),
+    Allowed(
+        "testing/pretrained.py", "smollm2_folder", "fcntl.flock",
+        "another process imports the model, which takes a minute; its lock ends with it", "whoever imports",
+    ),
+    Allowed(
+        "topology/learning/child.py", "_serve", "channel.recv",
+        "the next update may be long in coming; the channel ends with the parent, and so does this process", "LearnerProcess",
     ),
 )  # fmt: skip
 
@@ -129,6 +141,7 @@ selector.select(0.5)
 table.select(["a"])
 pipe.poll(1.0) and pipe.recv()
 link.settimeout(1.0) or link.recv(4096)
+link.recv(1, socket.MSG_DONTWAIT)
 try: link.recv(4096) ⏎except BlockingIOError: pass
 futures.wait(jobs, timeout=1)
 link.shutdown(socket.SHUT_RDWR)

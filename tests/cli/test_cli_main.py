@@ -13,7 +13,7 @@ HEAVY = ("torch", "transformers", "deltalake", "duckdb", "pyarrow", "numpy", "py
 
 def program(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "hotpot.cli", *arguments], capture_output=True, text=True, check=False, cwd=cwd, timeout=60
+        [sys.executable, "-m", "hotpot.cli", *arguments], capture_output=True, text=True, check=False, cwd=cwd, timeout=120
     )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def test_help_names_every_command_that_works_and_is_quick(capsys: pytest.Capture
 def test_nothing_heavy_is_imported_before_a_command_runs() -> None:
     code = f"import sys, hotpot.cli.main; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == "[]"
 
@@ -73,7 +73,7 @@ def test_an_unexpected_error_keeps_its_traceback_and_exits_with_1(tmp_path: Path
         "import sys; sys.argv = ['hotpot', 'runs']; m.main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120
     )
     assert done.returncode == 1
     assert "Traceback" in done.stderr

@@ -251,6 +251,30 @@ def test_a_refill_belongs_to_training() -> None:
         build_recipe({}, ["rollout.refill=until_signal", "debug.mode=rollout_only"], origin="r")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["queue.depth=127"], "queue.depth = 127 is less than the 128 trajectories of one batch"),
+        (["topology.publish_every_updates=10"], "queue.max_staleness = 8 is below .* = 9"),
+        (["queue.when_late=replay"], "replay.share = 0 is off"),
+    ],
+)
+def test_a_queue_that_could_give_nothing_is_refused_where_there_is_one(
+    overrides: list[str], complaint: str
+) -> None:
+    build_recipe({}, ["topology.kind=batched_async", *overrides], origin="test")
+    with pytest.raises(RecipeError, match=complaint):
+        build_recipe({}, ["topology.kind=async", *overrides], origin="test")
+    build_recipe(
+        {},
+        [
+            "topology.kind=async", "topology.publish_every_updates=9", "queue.depth=1", "queue.batch_tokens=9",
+            "queue.when_late=replay", "replay.share=0.1",
+        ],
+        origin="test",
+    )  # fmt: skip
+
+
 def test_the_engine_is_one_of_three_kinds_each_with_its_own_settings(tmp_path: Path) -> None:
     recipe = load_recipe(
         write(tmp_path, '[engine]\nkind = "vllm"\nretries = 2\n'), ["engine.precision=bfloat16"]

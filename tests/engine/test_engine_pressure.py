@@ -301,7 +301,7 @@ def test_the_process_takes_no_more_memory_than_the_budget() -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=250,
         )
         found: dict[str, int] = json.loads(done.stdout)
         return found

@@ -52,7 +52,7 @@ def run_copy(folder: Path, *, edit: tuple[str, str, str] | None) -> dict[str, An
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     answer: dict[str, Any] = json.loads(done.stdout)
     assert answer["file"].startswith(str(folder))

@@ -29,7 +29,7 @@ def work(folder, *, rounds, crash_at="", kill_after_lines=None, pause_s=0.0):
             time.sleep(pause_s)
             process.kill()
             break
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=120)
     lines += [line.split() for line in rest.splitlines(keepends=True) if line.endswith("\n")]
     return lines, process.returncode
 

@@ -16,7 +16,9 @@ from hotpot.metrics import CUTS, METRICS, Metric, gauge_names, metric, sql
 from hotpot.testing.records import make_row, make_trajectory
 from hotpot.types import (
     TABLES,
+    AttemptRow,
     ConsumptionRow,
+    DiscardRow,
     EvaluationRow,
     EventRow,
     GroupRow,
@@ -79,7 +81,14 @@ def make_rows() -> Rows:
         "steps": steps,
         "consumptions": [_consumption(*use) for use in USES],
         "learned_tokens": [_learned(random, *use, position) for use in USES for position in range(2)],
-        "updates": [_update(random, number) for number in range(1, 4)],
+        "attempts": _attempts(trajectories),
+        "discards": [
+            make_row(DiscardRow, trajectory_id=name, reason=reason, update=update, staleness=update, policy_version=update)
+            for name, reason, update in DISCARDS
+        ],
+        "updates": [
+            dataclasses.replace(_update(random, number), collected_trajectories=COLLECTED[number]) for number in range(1, 4)
+        ],
         "evaluations": [_evaluation(random, number) for number in range(6)],
         "quarantine": _refused(trajectories),
         "groups": [make_row(GroupRow, kept=number % 3 == 0, update=1 + number % 2) for number in range(7)],
@@ -89,6 +98,39 @@ def make_rows() -> Rows:
         ],
         "metrics": [_gauge(random, name, number) for number in range(4) for name in sorted(gauge_names())],
     }  # fmt: skip
+
+
+COLLECTED = {1: ("0.0.0", "1.0.0", "5.1.0"), 2: ("4.0.0", "4.0.1", "5.0.0", "9.2.0"), 3: ()}
+"""What each update collected: 1 from issues 0 to 5, 2 from 4 to 9."""
+
+DISCARDS = (
+    ("0.1.0", "stale", 2),
+    ("1.2.0", "surplus", 2),
+    ("8.0.0", "stale", 3),
+    ("77.0.0", "overflow_oldest", 1),
+)
+"""(trajectory, reason, update); the last one's trajectory was deleted."""
+
+
+def _attempts(trajectories: list[TrajectoryRow]) -> list[AttemptRow]:
+    """Return an attempt for each trajectory, and such as brought none: cut, given up after a try, interrupted, leased."""
+    ended = [(row.attempt_id, row.group_id, row.purpose, "finished", "") for row in trajectories]
+    ended += [
+        ("0.7.0", "g0", "training", "dropped", "cut: its group has enough"),
+        ("1.7.0", "g1", "training", "failed", "it broke"),
+        ("1.7.1", "g1", "training", "dropped", "gave up after 2 tries"),
+        ("1.8.0", "g1", "training", "failed", "it broke"),
+        ("1.8.1", "g1", "training", "leased", ""),
+        ("33.0.0", "g33", "training", "dropped", "owner_died"),
+        ("v0:2.7.0", "v0:g2", "evaluation", "dropped", "owner_died"),
+    ]
+    return [
+        make_row(
+            AttemptRow, attempt_id=name, episode_id=name.rpartition(".")[0], group_id=group, purpose=purpose, state=state,
+            reason=reason,
+        )
+        for name, group, purpose, state, reason in ended
+    ]  # fmt: skip
 
 
 def _refused(trajectories: list[TrajectoryRow]) -> list[QuarantineRow]:
@@ -278,6 +320,36 @@ def notes_lost_share(rows: Rows) -> float:
     return mean(lost)
 
 
+def length_bias(rows: Rows, column: str) -> float:
+    """Return the ratio of means over updates 1 and 2: what they collected, and what was issued about then."""
+    found = {row.trajectory_id: row for row in training(rows["trajectories"])}
+    collected: list[float] = [getattr(found[name], column) for names in COLLECTED.values() for name in names]
+    about: list[float] = [
+        getattr(row, column)
+        for first, last in ((0, 5), (4, 9))
+        for row in found.values()
+        if first <= int(row.group_id[1:]) <= last
+    ]
+    return mean(collected) / mean(about)
+
+
+def staleness(rows: Rows) -> list[int]:
+    """Return the staleness of each sampled token that an update collected."""
+    return [
+        update - version
+        for update, names in COLLECTED.items()
+        for step in rows["steps"]
+        if step.trajectory_id in names
+        for version, length in zip(step.span_policy_version, step.span_policy_length, strict=True)
+        for _ in range(length)
+    ]
+
+
+def ended_episodes(rows: Rows) -> int:
+    """Return the training episodes that ended: those finished, and three without a trajectory."""
+    return len({row.episode_id for row in training(rows["trajectories"])}) + 3
+
+
 PLAIN: dict[str, Callable[[Rows], float]] = {
     "rollout/trajectories_per_s": lambda r: len(training(r["trajectories"])) / wall_s(training(r["trajectories"])),
     "rollout/sampled_tokens_per_s": lambda r: sum(t.num_sampled_tokens for t in training(r["trajectories"]))
@@ -357,6 +429,18 @@ PLAIN: dict[str, Callable[[Rows], float]] = {
     "replay/weight_mean": lambda r: mean([_weight(2), _weight(3), _weight(3)]),
     "replay/staleness_mean": lambda r: mean([2 - 1, 3 - 1, 3 - 0]),
     "replay/uses_mean": lambda r: 3 / 2,
+    "queue/depth": lambda r: mean(of_gauge(r, "queue/depth")),
+    "queue/late_batches": lambda r: max(of_gauge(r, "queue/late_batches")),
+    "queue/skipped_batches": lambda r: max(of_gauge(r, "queue/skipped_batches")),
+    "queue/length_bias_steps": lambda r: length_bias(r, "num_steps"),
+    "queue/length_bias_tokens": lambda r: length_bias(r, "num_sampled_tokens"),
+    "queue/unfinished_share": lambda r: 3 / ended_episodes(r),
+    "queue/cut_share": lambda r: 1 / ended_episodes(r),
+    "queue/staleness_mean": lambda r: mean(staleness(r)),
+    "queue/staleness_max": lambda r: max(staleness(r)),
+    "queue/collected_tokens": lambda r: len(staleness(r)),
+    "queue/discards": lambda r: 4,
+    "queue/discard_share": lambda r: 3 / len(training(r["trajectories"])),
     "evaluation/success_rate": lambda r: measured(r, "success_rate", "evaluation"),
     "evaluation/success_rate_greedy": lambda r: measured(r, "success_rate", "evaluation_greedy"),
     "evaluation/reward_mean": lambda r: measured(r, "reward_mean", "evaluation"),

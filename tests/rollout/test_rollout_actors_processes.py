@@ -192,7 +192,7 @@ def test_another_version_in_the_child_is_refused_by_name(tmp_path: Path) -> None
 
 
 def test_a_child_imports_no_torch() -> None:
-    heavy = "{'torch', 'transformers', 'deltalake', 'pyarrow', 'tokenizers'}"
+    heavy = "{'torch', 'transformers', 'tokenizers'}"
     program = f"import sys, hotpot.rollout.actors.child; print(sorted({heavy} & sys.modules.keys()))"
     path = os.pathsep.join(filter(None, sys.path))
     found = subprocess.check_output([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path})
@@ -201,8 +201,10 @@ def test_a_child_imports_no_torch() -> None:
 
 def test_an_installed_environment_goes_by_its_name() -> None:
     source = source_of("desk", load_environment("order_desk"))
-    assert (source.name, source.kind, source.target) == ("desk", "order_desk", "")
-    assert source_of("unruly", unruly()).target == "actors_parts:UNRULY"
+    assert (source.name, source.kind) == ("desk", "order_desk")
+    assert source_of("unruly", unruly()).kind == "actors_parts:UNRULY"
+    late = load_environment("hotpot.testing.latency:ORDER_DESK")
+    assert source_of("late", late).kind == "hotpot.testing.latency:ORDER_DESK"
 
 
 TASK = Task(env="unruly", split=Split.HOLDOUT, content='{"a":"\ud800é\x00"}')

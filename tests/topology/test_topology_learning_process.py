@@ -73,7 +73,11 @@ def until(reached: Callable[[], bool]) -> None:
         ("run.deterministic=false", *CRITIC),
         ("run.deterministic=false", "learner.lora_rank=2", "learner.kl_coefficient=0.1"),
         ("learner.kl_coefficient=0.1", "learner.kl_in=reward", *CRITIC),
-        ("run.deterministic=false", "learner.precision=bfloat16", "learner.advantages=gae", "learner.critic=head"),
+        (
+            "run.deterministic=false", "learner.precision=bfloat16", "learner.old_logprobs=recomputed",
+            "model.implementation=transformers",
+            "learner.advantages=gae", "learner.critic=head",
+        ),
     ],
 )  # fmt: skip
 def test_it_learns_bit_for_bit_what_is_learned_inline_also_from_its_checkpoint(

@@ -4,8 +4,10 @@ The packages around the watchdog import torch, which takes seconds; it needs non
 """
 
 import ctypes
+import faulthandler
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,9 +20,7 @@ _package = types.ModuleType("hotpot.topology")
 _package.__path__ = [str(_TOPOLOGY)]
 sys.modules["hotpot.topology"] = _package
 
-from hotpot import stacks  # noqa: E402
 from hotpot.timeline import Timeline  # noqa: E402
-from hotpot.topology.supervision.verdict import children_folder  # noqa: E402
 from hotpot.topology.supervision.watchdog import watch  # noqa: E402
 
 case, folder = sys.argv[1], Path(sys.argv[2])
@@ -33,9 +33,10 @@ def hang_in_c(*, holds_the_lock: bool) -> None:
 
 
 def child() -> None:
-    stacks.register(children_folder(folder), "actor-7")
+    faulthandler.register(signal.SIGUSR1)
     os.write(1, b"ready\n")
-    hang_in_c(holds_the_lock=True)
+    while True:  # a signal ends the sleep
+        hang_in_c(holds_the_lock=True)
 
 
 def main() -> None:
@@ -49,9 +50,13 @@ def main() -> None:
                     dog.turn(7)
                 time.sleep(0.01)
         if case == "children":
-            other = subprocess.Popen([sys.executable, __file__, "child", str(folder)], stdout=subprocess.PIPE)
+            with (folder / "actor-7.log").open("wb") as log:
+                command = [sys.executable, __file__, "child", str(folder)]
+                other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
             assert other.stdout is not None
             other.stdout.readline()
+            dog.children = lambda: {"actor-7": other.pid}
+            (folder / "pid").write_text(str(other.pid))
         if case == "clean":
             # Three ways of getting on, each for longer than the silence allowed.
             for step in range(180):

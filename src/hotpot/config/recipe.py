@@ -98,7 +98,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _topology_fits(self) -> Self:
-        topology, queue, actors = self.topology, self.queue, self.actors
+        topology, actors = self.topology, self.actors
         asynchronous = topology.kind != "sync"
         if self.run.deterministic and asynchronous and not topology.serial:
             raise ValueError(
@@ -126,10 +126,29 @@ class Recipe(Section):
                 f"rollout.refill = {self.rollout.refill!r} fills up one batch before it is learned, and topology.kind = "
                 f"{topology.kind!r} has none such; set rollout.refill = 'none' (tasks.pools choose tasks with signal)"
             )
-        if topology.kind == "async" and queue.when_late == "replay" and not self.replay.share:
+        return self
+
+    @model_validator(mode="after")
+    def _queue_fits(self) -> Self:
+        topology, queue = self.topology, self.queue
+        if topology.kind != "async":
+            return self
+        batch = self.rollout.tasks_per_batch * self.rollout.samples_per_task
+        if queue.batch_tokens is None and queue.depth < batch:
             raise ValueError(
-                "queue.when_late = 'replay' fills late batches from the record, and replay.share = 0 keeps none ready; set "
-                "replay.share, or queue.when_late = 'smaller'"
+                f"queue.depth = {queue.depth} is less than the {batch} trajectories of one batch (rollout.tasks_per_batch x "
+                "rollout.samples_per_task); raise it, or set queue.batch_tokens"
+            )
+        behind = topology.publish_every_updates - 1
+        if queue.max_staleness is not None and queue.max_staleness < behind and not topology.publish_every_s:
+            raise ValueError(
+                f"queue.max_staleness = {queue.max_staleness} is below topology.publish_every_updates - 1 = {behind}: before "
+                "each publish everything that is sampled would be too old to learn from; raise the former, or publish more often"
+            )
+        if queue.when_late == "replay" and not self.replay.share:
+            raise ValueError(
+                "queue.when_late = 'replay' fills batches up from section replay, and replay.share = 0 is off; set the latter, "
+                "or queue.when_late = 'smaller'"
             )
         return self
 

@@ -6,14 +6,25 @@ idle share, queue depth) are rows of table ``metrics`` under their registered na
 Every metric can be cut by policy version and environment version.
 
 ``definition`` what a metric is, and its SQL · ``rollout`` · ``engine`` · ``context`` · ``gate`` · ``training`` · ``replay`` ·
-``evaluation`` · ``system`` · ``supervision`` the metrics
+``queue`` · ``evaluation`` · ``system`` · ``supervision`` the metrics
 """
 
 from difflib import get_close_matches
 from types import MappingProxyType
 
 from hotpot.errors import UsageError
-from hotpot.metrics import context, engine, evaluation, gate, replay, rollout, supervision, system, training
+from hotpot.metrics import (
+    context,
+    engine,
+    evaluation,
+    gate,
+    queue,
+    replay,
+    rollout,
+    supervision,
+    system,
+    training,
+)
 from hotpot.metrics.definition import CUTS, SAMPLING_CUTS, Metric, quoted, sql
 
 __all__ = ["CUTS", "METRICS", "SAMPLING_CUTS", "Metric", "gauge_names", "metric", "quoted", "sql"]
@@ -28,6 +39,7 @@ METRICS = MappingProxyType(
             *gate.METRICS,
             *training.METRICS,
             *replay.METRICS,
+            *queue.METRICS,
             *evaluation.METRICS,
             *system.METRICS,
             *supervision.METRICS,

@@ -48,12 +48,13 @@ class QueueSection(Section):
     """Trajectories that may wait; at least those of one batch."""
     when_full: Literal["drop_oldest", "drop_newest", "block"] = "drop_oldest"
     """Where a group comes and there is no room for it: the oldest groups go, or it does, or actors begin no episode until
-    there is room. What goes is on the ledger."""
+    there is room for it and for all under way. Room for one whole batch there always is. What goes is on the ledger."""
     max_staleness: NonNegativeInt | None = 8
     """Updates that a trajectory's oldest token may be behind the weights that learn from it; unset, any number."""
     when_stale: Literal["drop", "wait"] = "drop"
     """What keeps that bound: older trajectories are dropped when a batch is taken, or actors begin no episode that
-    could come to be older (as many batches are under way or wait as the bound has updates, and one)."""
+    could come to be older (as many batches are under way, wait or are learned as the bound has updates, and one), and
+    only what faster ones overtook is dropped."""
     batch_tokens: PositiveInt | None = None
     """Sampled tokens of a batch, in whole groups; unset, a batch is rollout.tasks_per_batch groups."""
     longest_wait_s: PositiveFloat = 60.0

@@ -14,11 +14,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import Any
 
 from hotpot.config import ActorsSection
-from hotpot.envs import BoundEnvironment, bind, load_environment
+from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.errors import EnvironmentFailure, EnvironmentSpecError
 from hotpot.experience.crashpoints import reach
 from hotpot.rollout import boundary
@@ -86,13 +84,12 @@ def _serve(channel: Channel, hello: Hello, calls: Sequence[Said]) -> None:
 
 def _environment(source: Source, hello: Hello) -> BoundEnvironment:
     """Make what ``source`` says. Raises EnvironmentSpecError, also where it has another version here than in the parent."""
-    params = json.loads(source.params)
-    how: Any = {"perturbation": source.perturbation, "allow_unverifiable": source.unverifiable}
-    if source.target:
-        module, _, attribute = source.target.partition(":")
-        environment = bind(getattr(import_module(module), attribute), params, **how)
-    else:
-        environment = load_environment(source.kind, params, **how)
+    environment = load_environment(
+        source.kind,
+        json.loads(source.params),
+        perturbation=source.perturbation,
+        allow_unverifiable=source.unverifiable,
+    )
     here = (environment.env_version.version, environment.reward_version.version)
     for mine, theirs in zip(here, (source.env_version, source.reward_version), strict=True):
         if mine != theirs:

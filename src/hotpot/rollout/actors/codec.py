@@ -29,13 +29,11 @@ class GarbageError(HotpotError):
 class Source:
     """Where a child gets an environment from: its ``name`` in the mix, and what the registry is asked for.
 
-    ``target`` (``module:attribute``) stands in for the registry where the environment is not installed. ``params`` is JSON.
-    The versions are those that the parent computed.
+    ``params`` is JSON. The versions are those that the parent computed.
     """
 
     name: str
     kind: str
-    target: str
     params: str
     perturbation: str
     unverifiable: bool

@@ -161,7 +161,7 @@ class Worker:
         if kill or self._exited() or self._seconds() >= self._kill_by_s:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-        return self._exited() and self._process.wait() is not None
+        return self._exited() and self._process.wait(0) is not None
 
     def _exited(self) -> bool:
         """Whether it has ended; where it has, its id is kept from being used again until somebody waits for it."""
@@ -193,7 +193,7 @@ class Worker:
                 )
 
     def _death(self) -> str:
-        code = self._process.wait(0) if self._exited() else None
+        code = self._process.wait(_EXIT_S) if self._exited() else None
         if code is None:
             how = "closed its connection"
         elif code < 0:

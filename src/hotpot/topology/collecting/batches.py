@@ -40,6 +40,10 @@ class BatchesAhead:
         """Trajectories that wait, in whole batches and in such as lack groups yet."""
         return sum(len(group.trajectories) for batch in self._batches for group in batch.came)
 
+    def gauges(self) -> dict[str, float]:
+        """Return, by registered name, what the record is told of what waits."""
+        return {"queue/depth": self.depth}
+
     def hold(self) -> str | None:
         """Return, in words, why no further batch may be begun now; None where one may."""
         if len(self._batches) + self._learning <= self._ahead:

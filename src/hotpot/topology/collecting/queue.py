@@ -97,6 +97,14 @@ class TrajectoryQueue:
         """The groups that wait, in order."""
         return tuple(self._waiting)
 
+    def gauges(self) -> dict[str, float]:
+        """Return, by registered name, what the record is told of the queue."""
+        return {
+            "queue/depth": self.depth,
+            "queue/late_batches": self.counts.late_batches,
+            "queue/skipped_batches": self.counts.skipped_batches,
+        }
+
     def put(self, group: CompleteGroup, *, policy_version: int) -> tuple[Discard, ...]:
         """Take a group in; return what goes for it. ``policy_version``: the learner's, for the record's sake."""
         self.counts.put += len(group.trajectories)

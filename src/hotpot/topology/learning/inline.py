@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hotpot.errors import LearnerError
+from hotpot.experience.crashpoints import reach
 from hotpot.learner import Learner
 from hotpot.models import Weights, checksum, copy_weights, use_threads
 from hotpot.topology.learning.protocol import TOLD, Learned, Work
@@ -82,10 +83,12 @@ class InlineLearning:
         self._done, self._last = self._done + 1, time.monotonic()
 
     def _learn(self, work: Work) -> Learned:
+        reach("learning_began")
         began = time.perf_counter()
         result = self._learner.update(
             work.sequences, update=work.update, policy_version=work.policy_version, peers=work.peers
         )
+        reach("learning_ended")
         weights = copy_weights(self._learner.weights())
         self._weights = weights
         return Learned(result=result, seconds=time.perf_counter() - began, checksum=checksum(weights))

@@ -49,6 +49,9 @@ _CODE = (
 _GRACE_S = 2.0
 """Longest wait for the process to end by itself."""
 
+_PATIENCE_S = 300.0
+"""Longest time that what is done in one piece, building the learner and writing a checkpoint, counts as progress."""
+
 _STACKS_S = 0.2
 """Time that a process which is about to be killed gets to write its stacks."""
 
@@ -91,7 +94,8 @@ class LearnerProcess:
         self._work, self._outcomes, self._progress = Box(work), Box(outcomes), Progress(progress)
         self._buffers: WeightBuffers | None = None
         self._served: Weights | None = None
-        self._doing, self._begun, self._began = "", 0, time.monotonic()
+        self._doing, self._saving = "", False
+        self._begun, self._patient, self._began = 0, 0, time.monotonic()
         start = Start(
             recipe=recipe.model_dump_json(),
             source=None if source is None else str(source),
@@ -140,7 +144,7 @@ class LearnerProcess:
         if not self._hear():
             raise self._mourned()
         outcome: Done | Saved | Failure = self._outcomes.take()
-        self._doing = ""
+        self._doing, self._saving = "", False
         if isinstance(outcome, Failure):
             raise revive(outcome)
         if isinstance(outcome, Saved):
@@ -163,9 +167,16 @@ class LearnerProcess:
 
     def beat(self) -> tuple[int, float]:
         """Return how much was done so far (passes of a model, optimiser steps, pieces of work begun and ended), and when
-        last, on the monotonic clock."""
+        last, on the monotonic clock.
+
+        While the learner is built or a checkpoint written nothing of that is seen for a while: each beat counts then, for
+        some minutes.
+        """
         count, last = self._progress.read()
-        return count + self._begun, max(last, self._began)
+        now = time.monotonic()
+        if (count == 0 or self._saving) and now - self._began < _PATIENCE_S:
+            self._patient, last = self._patient + 1, now
+        return count + self._begun + self._patient, max(last, self._began)
 
     def close(self) -> None:
         """End the process within a few seconds. One that is at work, or hangs, is killed, its stacks in the log."""
@@ -213,7 +224,8 @@ class LearnerProcess:
         if self._process.poll() is not None:
             raise self._mourned()
         self._work.put(order)
-        self._doing, self._begun, self._began = doing, self._begun + 1, time.monotonic()
+        self._doing, self._saving = doing, isinstance(order, Save)
+        self._begun, self._began = self._begun + 1, time.monotonic()
         try:
             self._channel.send(b"!")
         except ConnectionError:
@@ -222,7 +234,7 @@ class LearnerProcess:
     def _hear(self) -> bool:
         """Take one byte; return whether there was one, and not the end of the process."""
         try:
-            return bool(self._channel.recv(1))
+            return bool(self._channel.recv(1, socket.MSG_DONTWAIT))
         except ConnectionError:
             return False
 

@@ -3,7 +3,7 @@
 ::
 
     <run>/logs/watchdog.json        who it waited for                     <run>/logs/watchdog-stacks.txt   every thread
-    <run>/logs/stacks/NAME-PID.txt  every thread of each child            <run>/logs/watchdog-N.json, ...  earlier ones
+    <run>/logs/NAME.log             every thread of each child            <run>/logs/watchdog-N.json, ...  earlier ones
 
 Owns the record and its files. Knows no thread and no clock.
 """
@@ -23,8 +23,8 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Why a watchdog ended a run: ``culprit`` is whom it waited for, ``where`` the function and line of Hotpot that its main
-    thread was in. ``turning`` says whether the main loop still took turns, and ``children`` which files in ``logs/stacks``
-    have the stacks of the run's other processes. Times in seconds.
+    thread was in. ``turning`` says whether the main loop still took turns; ``children`` names the run's other processes,
+    which wrote their stacks into their own logs. Times in seconds.
     """
 
     culprit: str
@@ -50,11 +50,6 @@ def verdict_path(run_folder: Path) -> Path:
 def stacks_path(run_folder: Path) -> Path:
     """Return where every stack of the latest process lies, if its watchdog ended it."""
     return run_folder / "logs" / "watchdog-stacks.txt"
-
-
-def children_folder(run_folder: Path) -> Path:
-    """Return the folder in which children register (:func:`hotpot.stacks.register`)."""
-    return run_folder / "logs" / "stacks"
 
 
 def write_verdict(run_folder: Path, verdict: Verdict) -> None:

@@ -22,17 +22,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from hotpot import stacks
 from hotpot.timeline import Timeline
 from hotpot.topology.supervision.counted_time import CountedTime
 from hotpot.topology.supervision.verdict import (
     Verdict,
-    children_folder,
     set_aside,
     stacks_path,
     write_verdict,
@@ -41,7 +40,7 @@ from hotpot.topology.supervision.verdict import (
 _LAST_S = 5.0
 """Longest time between the decision to end the process and its end."""
 _CHILDREN_S = 1.0
-"""Longest wait for the stacks of children."""
+"""Time that children have to write their stacks."""
 _LOOK_S = 1.0
 """Longest time between two looks."""
 _NATIVE_FACTOR = 2
@@ -50,13 +49,19 @@ _NATIVE_FACTOR = 2
 
 class Watchdog:
     """Made by :func:`watch`. :meth:`turn` costs next to nothing and may be called from any thread. :attr:`silent` names the part
-    that is waited for where the loop still turns; whoever comes to know may set it."""
+    that is waited for where the loop still turns, :attr:`children` the run's other processes; whoever comes to know may set them."""
 
     def __init__(
-        self, run_folder: Path, *, stop_after_s: float, timeline: Timeline | None, silent: Callable[[], str]
+        self,
+        run_folder: Path,
+        *,
+        stop_after_s: float,
+        timeline: Timeline | None,
+        silent: Callable[[], str],
+        children: Callable[[], Mapping[str, int]],
     ) -> None:
         self._folder, self._stop_after_s = run_folder, stop_after_s
-        self._timeline, self.silent = timeline, silent
+        self._timeline, self.silent, self.children = timeline, silent, children
         self._main = threading.main_thread().ident or 0
         self._turns = self._moved = 0
         self._progress: float | None = None
@@ -88,7 +93,6 @@ class Watchdog:
         path = stacks_path(self._folder)
         if not path.stat().st_size:
             path.unlink()
-        stacks.tidy(children_folder(self._folder))
 
     def _arm(self) -> None:
         limit_s = _NATIVE_FACTOR * self._stop_after_s + _LAST_S
@@ -128,18 +132,24 @@ class Watchdog:
         faulthandler.dump_traceback_later(_LAST_S, exit=True, file=self._stacks)
         try:
             faulthandler.dump_traceback(file=self._stacks, all_threads=True)
-            children = stacks.request(children_folder(self._folder), timeout_s=_CHILDREN_S)
-            names = tuple(child.path.name for child in children)
-            verdict = self._verdict(silent_s, names, turning=turning)
+            verdict = self._verdict(silent_s, turning=turning)
             write_verdict(self._folder, verdict)
             os.write(2, (_words(verdict, self._folder) + "\n").encode())
-            for child in children:
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
+            self._end_children(verdict)
         finally:
             os._exit(1)
 
-    def _verdict(self, silent_s: float, children: tuple[str, ...], *, turning: bool) -> Verdict:
+    def _end_children(self, verdict: Verdict) -> None:
+        if not (children := self.children()):
+            return
+        write_verdict(self._folder, replace(verdict, children=tuple(children)))
+        for number, pause_s in ((signal.SIGUSR1, _CHILDREN_S), (signal.SIGKILL, 0.0)):
+            for pid in children.values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(pause_s)
+
+    def _verdict(self, silent_s: float, *, turning: bool) -> Verdict:
         spans = () if self._timeline is None else self._timeline.open_spans
         where = _where(sys._current_frames().get(self._main))
         if turning:
@@ -154,7 +164,6 @@ class Watchdog:
             silent_s=round(silent_s, 3),
             stop_after_s=self._stop_after_s,
             pid=os.getpid(),
-            children=children,
         )
 
 
@@ -165,15 +174,17 @@ def watch(
     stop_after_s: float,
     timeline: Timeline | None = None,
     silent: Callable[[], str] = str,
+    children: Callable[[], Mapping[str, int]] = dict,
 ) -> Iterator[Watchdog]:
     """Watch this process's main thread inside the block; yield the watchdog, whose :meth:`Watchdog.turn` says progress.
 
     Spans of ``timeline`` that open or close count as progress where the loop gives no number of its own (``sync``,
     evaluations, checkpoints). ``silent()`` names the part that is waited for where the loop still turns
-    (:meth:`hotpot.topology.supervision.supervisor.Supervisor.silent`). What an earlier watchdog left in ``run_folder`` is
-    set aside: read it first (:func:`hotpot.topology.supervision.verdict.read_verdict`).
+    (:meth:`hotpot.topology.supervision.supervisor.Supervisor.silent`); ``children()`` are the process ids, by name, of the run's
+    other processes: on SIGUSR1 they write their stacks where they log, then they are killed. What an earlier watchdog left in
+    ``run_folder`` is set aside: read it first (:func:`hotpot.topology.supervision.verdict.read_verdict`).
     """
-    dog = Watchdog(run_folder, stop_after_s=stop_after_s, timeline=timeline, silent=silent)
+    dog = Watchdog(run_folder, stop_after_s=stop_after_s, timeline=timeline, silent=silent, children=children)
     main = threading.current_thread() is threading.main_thread()
     suspends = main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
     if suspends:
