@@ -107,7 +107,7 @@ def controls(folder: Path, topologies: list[str], tally: Tally) -> None:
 def attempt(model: Path, folder: Path, topology: str, case: Case, turn: int, *, keep: bool) -> Outcome:
     """Run one case to its end, take it up again where it stopped, and judge it."""
     began_s = time.monotonic()
-    first = runs.start(folder, model, topology, case.faults, case.overrides, turn)
+    first = runs.start(folder, model, topology, case.faults, case.settings(topology), turn)
     found, bitten, survivors = verdict(first, case, folder / "run"), bool(first.bites), first.survivors
     said = "" if found is Verdict.ENDED_WELL else last_words(first.output)
     if case.on_resume:
