@@ -8,7 +8,7 @@ was collected once, discarded, or (asynchronous) waits. A case whose fault did n
 Controls: a run without faults meets none; one that hangs with nobody watching is found to hang.
 
 Environment: ``CASES`` (beginnings of names, ``engine_step,lake``), ``TOPOLOGIES`` (``sync,async``), ``TIMES`` (default 3),
-``SEED``, ``JOBS`` (runs side by side, default 1), ``DEADLINE_S``, ``CONTROLS`` (0 leaves them out), ``KEEP`` (a folder for
+``SEED``, ``JOBS`` (runs side by side, default 1), ``PATIENCE`` (longer deadlines on a busy machine), ``CONTROLS`` (0 leaves them out), ``KEEP`` (a folder for
 the runs, which stay). The last line is JSON.
 """
 
@@ -96,7 +96,7 @@ def controls(folder: Path, topologies: list[str], tally: Tally) -> None:
         return
     hang = Fault(kind=Kind.HANG, place="environment_step")
     unwatched = ("supervision.stop_after_s=3600", "actors.call_timeout_s=3600")
-    before_s, runs.DEADLINE_S = runs.DEADLINE_S, 20.0
+    before_s, runs.DEADLINE_S = runs.DEADLINE_S, 25.0 * runs.PATIENCE
     ended = runs.start(folder / "unwatched", folder / "model", "sync", (hang,), unwatched, 0)
     runs.DEADLINE_S = before_s
     print(f"control: an unwatched hang {'was' if ended.code is None else 'was NOT'} found", flush=True)
@@ -107,7 +107,7 @@ def controls(folder: Path, topologies: list[str], tally: Tally) -> None:
 def attempt(model: Path, folder: Path, topology: str, case: Case, turn: int, *, keep: bool) -> Outcome:
     """Run one case to its end, take it up again where it stopped, and judge it."""
     began_s = time.monotonic()
-    first = runs.start(folder, model, topology, case.faults, case.overrides, turn)
+    first = runs.start(folder, model, topology, case.faults, case.settings(topology), turn)
     found, bitten, survivors = verdict(first, case, folder / "run"), bool(first.bites), first.survivors
     said = "" if found is Verdict.ENDED_WELL else last_words(first.output)
     if case.on_resume:

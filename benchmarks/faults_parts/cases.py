@@ -30,6 +30,13 @@ class Case:
     on_resume: tuple[Fault, ...] = ()
     overrides: tuple[str, ...] = ()
     topologies: tuple[str, ...] = TOPOLOGIES
+    processes: bool = False
+    """Whether actors have processes of their own, in topologies that can have them."""
+
+    def settings(self, topology: str) -> tuple[str, ...]:
+        """Return the recipe's overrides in a topology."""
+        own = ("actors.kind=processes",) if self.processes and topology != "sync" else ()
+        return (*self.overrides, *own)
 
     def at(self, turn: int, seed: int) -> "Case":
         """Return the case as it is tried in its ``turn`` (from 0): at another pass of its place each time."""
@@ -136,7 +143,7 @@ def _case(place: str, kind: Kind) -> Case:
         name=f"{place}/{kind}",
         faults=(fault,),
         culprits=culprits(place),
-        overrides=("actors.kind=processes",) if part in ("actor", "environment") else (),
+        processes=part in ("actor", "environment"),
         topologies=TOPOLOGIES[1:] if watched else TOPOLOGIES,
     )
 
@@ -184,14 +191,14 @@ def _upgrades() -> Iterator[Case]:
         name="environment_version/upgrade_before_resume",
         faults=(Fault(kind=Kind.KILL, place="log_write", at=9),),
         on_resume=(upgrade,),
-        culprits=("environment",),
+        culprits=("env version",),
     )
     yield Case(
         name="environment_version/partial_upgrade",
         faults=(replace(upgrade, process="actors"),),
         culprits=("environment",),
         topologies=TOPOLOGIES[1:],
-        overrides=("actors.kind=processes",),
+        processes=True,
     )
 
 

@@ -96,7 +96,7 @@ def test_failed_episodes_are_counted_apart() -> None:
 
 
 def test_nothing_to_measure_is_an_error_and_no_zero() -> None:
-    with pytest.raises(EnvironmentFailure, match="all 3 episodes of evaluation 10 failed"):
+    with pytest.raises(EnvironmentFailure, match="all 3 episodes of evaluation 10 in environment e failed"):
         World(failing=range(3)).evaluator().evaluate("after", 60, 3)
 
 

@@ -186,6 +186,14 @@ def test_a_hang_holds_its_thread_and_no_other(plan: Plan) -> None:
     assert read_bites(made.log)[0].thread == stuck.name
 
 
+def test_an_engine_that_breaks_stands_in_the_stack_itself(plan: Plan) -> None:
+    engine = FakeEngine(lambda _: [1])
+    with injected(plan(Fault(kind=Kind.CRASH, place="engine_step"))), pytest.raises(InjectedCrash) as found:
+        engine.step()
+    frames = [(entry.frame.f_globals["__name__"], entry.name) for entry in found.traceback]
+    assert ("hotpot.testing.engine", "step") in frames
+
+
 @pytest.mark.parametrize("kind", [Kind.WALL_JUMP, Kind.MONOTONIC_JUMP])
 def test_clocks_jump_and_no_other(plan: Plan, kind: Kind) -> None:
     with injected(plan(Fault(kind=kind, place="here", seconds=1e6))):

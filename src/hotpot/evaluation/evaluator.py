@@ -96,7 +96,8 @@ class Evaluator(Generic[PlanT]):
             trajectories += finished
         if not trajectories:
             raise EnvironmentFailure(
-                f"all {len(plans)} episodes of evaluation {number} failed, so there is nothing to measure; "
+                f"all {len(plans)} episodes of evaluation {number} in environment {self._versions.env_version} failed, so there is "
+                "nothing to measure; "
                 "look at the attempts' reasons (table attempts)"
             )
         _check_one_policy(trajectories, info, number)

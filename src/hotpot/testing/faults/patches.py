@@ -5,9 +5,11 @@ Patched while a plan asks for them, and put back afterwards. ``engine_submit``, 
 of an environment that is bound.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FunctionType
 from typing import Any
 
 from hotpot.envs import registry
@@ -45,7 +47,7 @@ def faulty_engine(engine: type[Any], injector: Injector) -> Iterator[None]:
     """Let the calls of every engine of a class pass ``injector``."""
     with ExitStack() as stack:
         for call in ENGINE_CALLS:
-            stack.enter_context(_wrapped(engine, call, _passing(call, injector)))
+            stack.enter_context(_wrapped(engine, call, _passing(engine, call, injector)))
         yield
 
 
@@ -57,13 +59,16 @@ def _engines() -> list[type[Any]]:
     return [EmbeddedEngine, FakeEngine]
 
 
-def _passing(call: str, injector: Injector) -> Wrapper:
+def _passing(engine: type[Any], call: str, injector: Injector) -> Wrapper:
     def wrap(inner: Callable[..., Any]) -> Callable[..., Any]:
         def outer(*arguments: Any, **named: Any) -> Any:
             injector(f"engine_{call}", None)
             return injector(f"engine_{call}_answer", inner(*arguments, **named))
 
-        return outer
+        # In a stack it stands as the engine's own: that is who hangs or raises here.
+        code = outer.__code__.replace(co_name=call, co_qualname=f"{engine.__qualname__}.{call}")
+        module = sys.modules[engine.__module__]
+        return FunctionType(code, vars(module), call, None, outer.__closure__)
 
     return wrap
 

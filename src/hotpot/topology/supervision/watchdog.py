@@ -47,6 +47,10 @@ _NATIVE_FACTOR = 2
 """The timer in C runs out after so many times stop_after_s: where this thread can run, it is always first."""
 
 
+_ON_PURPOSE = ("hotpot.testing.", "hotpot.experience.crashpoints")
+"""Modules that hold a run up for a test: the place is where they were called."""
+
+
 class Watchdog:
     """Made by :func:`watch`. :meth:`turn` costs next to nothing and may be called from any thread. :attr:`silent` names the part
     that is waited for where the loop still turns, :attr:`children` the run's other processes; whoever comes to know may set them."""
@@ -203,7 +207,7 @@ def _where(frame: FrameType | None) -> str:
     innermost = frame
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.startswith("hotpot."):
+        if name.startswith("hotpot.") and not name.startswith(_ON_PURPOSE):
             return (
                 f"{name}.{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
             )
