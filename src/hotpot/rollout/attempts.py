@@ -71,8 +71,8 @@ class RolloutCounts:
     """What a rollout has done since it was made. ``failures`` counts failed tries by reason, ``overrides`` those of them
     that an environment's try to say how the agent is sampled came to, by reason.
 
-    ``engine_steps`` calls of the engine, ``requests_in_engine`` the requests it held, summed over those calls, ``replies``
-    those of actors.
+    ``engine_steps`` calls of the engine, ``requests_in_engine`` the requests it held, summed over those calls, ``answers``
+    what it answered, ``replies`` what actors did.
     """
 
     started: int = 0
@@ -84,6 +84,7 @@ class RolloutCounts:
     redactions: int = 0
     engine_steps: int = 0
     requests_in_engine: int = 0
+    answers: int = 0
     replies: int = 0
 
 

@@ -324,6 +324,7 @@ class Rollout:
 
     def _deliver(self, generation: Generation) -> None:
         """Hand a generation to its episode; its action goes to the actor, or its next request to the engine."""
+        self.counts.answers += 1
         found = self._flights.pop(generation.request_id, None)
         if found is None:
             if generation.request_id not in self._abandoned:

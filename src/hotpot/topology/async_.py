@@ -28,6 +28,7 @@ def run_async(session: Session) -> None:
         recipe.queue,
         batch_groups=recipe.rollout.tasks_per_batch,
         group_size=recipe.rollout.samples_per_task,
+        aliases=session.same_weights() if session.left.issues else None,
     )
     with Flow(session, StreamLine(queue)) as flow:
         while not flow.done:

@@ -52,10 +52,10 @@ class Flow:
             keep_within_s=0.0 if self.serial else KEEP_WITHIN_S,
         )
         self._batch: UpdateBatch | None = None
-        self._to_publish = self._to_evaluate = False
+        self._to_publish = self._to_evaluate = self._leaving = False
         self._published_s = self._now_s()
         self._watch = Watch(session, self.learning, line)
-        session.save = self._save
+        session.save, session.gauges_beside = self._save, line.gauges
 
     def __enter__(self) -> Self:
         use_threads(self.session.threads.engine)
@@ -162,7 +162,7 @@ class Flow:
                 session.store.record([session.event("batch_skipped", {"waited_s": round(taken.waited_s, 3)})])
             return
         collected = taken.trajectories
-        if not learnable(collected) and not taken.missing:
+        if not learnable(collected):
             version = session.progress.policy_version
             session.discard(discards(collected, DiscardReason.NOT_LEARNABLE, policy_version=version))
             self.line.learned()
@@ -206,8 +206,23 @@ class Flow:
     def _save(self, folder: Path, files: Mapping[str, bytes], run: Mapping[str, Any]) -> None:
         """Have the learner write a checkpoint; actors go on meanwhile."""
         self.learning.begin_save(folder, files, run)
-        while self.learning.poll() is None:
-            self.collect()
+        if self._leaving:
+            self._last_word(f"writing {folder}")
+        else:
+            while self.learning.poll() is None:
+                self.collect()
+
+    def _last_word(self, doing: str) -> Learned | Path:
+        """Return what comes of the work under way, when nothing else goes on any more."""
+        limit_s = self.session.recipe.supervision.stop_after_s
+        until_s = time.monotonic() + limit_s
+        while (found := self.learning.poll(WAIT_S)) is None:
+            self.session.dog.turn()
+            if time.monotonic() > until_s:
+                raise LearnerError(
+                    f"the learner was {doing} for {limit_s:g} s (supervision.stop_after_s) while the run was to end; resume it"
+                )
+        return found
 
     # ---- publishing ----
 
@@ -222,7 +237,7 @@ class Flow:
             if session.rollout.paused:
                 return
             self._to_publish, self._published_s = False, self._now_s()
-            session.store.record(session.serve(self.learning.weights(), session.progress.policy_version))
+            self._serve()
         if self._to_evaluate:
             self._to_evaluate = False
             session.evaluate("scheduled", session.recipe.evaluation.num_tasks)
@@ -233,17 +248,19 @@ class Flow:
         late = every_s is not None and self._now_s() - self._published_s >= every_s
         return done % topology.publish_every_updates == 0 or done >= topology.updates or late
 
+    def _serve(self) -> None:
+        session = self.session
+        session.store.record(session.serve(self.learning.weights(), session.progress.policy_version))
+
     def _settle(self) -> None:
         """Come to rest: record the update under way, serve the newest weights, keep them."""
-        session = self.session
-        if self._batch is not None:
-            learned = self.learning.poll(session.recipe.supervision.dead_after_s)
-            if not isinstance(learned, Learned):
-                session.view.message("the learner did not come to the end of its update; it is left")
-                return
-            self._record(learned)
+        session, self._leaving = self.session, True
+        if self.learning.busy:
+            found = self._last_word("at work")
+            if isinstance(found, Learned):
+                self._record(found)
         if session.engine.info().policy_version != session.progress.policy_version:
-            session.store.record(session.serve(self.learning.weights(), session.progress.policy_version))
+            self._serve()
         session.checkpoint()
 
     def _now_s(self) -> float:

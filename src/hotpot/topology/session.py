@@ -16,9 +16,9 @@ from typing import Any
 
 from hotpot.config import Recipe
 from hotpot.engine import Engine
-from hotpot.errors import EnvironmentFailure, SelfTestError
+from hotpot.errors import EngineError, EnvironmentFailure, SelfTestError
 from hotpot.evaluation import Evaluator
-from hotpot.experience import ExperienceStore
+from hotpot.experience import ExperienceStore, RunReader
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.replay import Replay
 from hotpot.ids import canonical_json, group_id
@@ -39,7 +39,7 @@ from hotpot.topology.parts.ingredients import RunEnvironment
 from hotpot.topology.resume.checkpoints import write_checkpoint
 from hotpot.topology.resume.history import History
 from hotpot.topology.resume.left import NOTHING_LEFT, Left
-from hotpot.topology.resume.rebuild import aliases
+from hotpot.topology.resume.rebuild import aliases, policy_checksums
 from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.supervision.stopping import StopSignal
 from hotpot.topology.supervision.watchdog import Watchdog
@@ -113,6 +113,7 @@ class Session:
         self.evaluations: list[EvaluationRow] = list(history.evaluations)
         self._saved_update = None if history.source is None else history.update
         self.save: Save | None = learner.save
+        self.gauges_beside: Callable[[], Mapping[str, float]] = dict
         self._tested = not recipe.run.self_test
         self._started_us = 0
         self._checksum = engine.info().checksum
@@ -195,6 +196,14 @@ class Session:
                 self.store.discard(
                     discard_rows(gone, run_id=self.run_id, update=self.progress.update, time_us=rows.now_us())
                 )
+
+    def same_weights(self) -> dict[int, int]:
+        """Return, for every earlier policy version with the newest weights, the version that these have now."""
+        newest = self.progress.policy_version
+        sums = policy_checksums(RunReader.open(self.folder))
+        return {
+            version: newest for version, found in sums.items() if version < newest and found == self._checksum
+        }
 
     def draw(self, batch: UpdateBatch, *, missing: int = 0) -> UpdateBatch:
         """Return ``batch`` with what replay draws beside what was collected, if it is on; ``missing`` trajectories more than
@@ -281,9 +290,17 @@ class Session:
         return [self._version_made(version, checksum, update)]
 
     def serve(self, weights: Weights, version: int) -> list[Any]:
-        """Let the engine sample from ``weights`` as ``version``; return the row that says so."""
+        """Let the engine sample from ``weights`` as ``version``; return the row that says so.
+
+        Raises :class:`EngineError` where it serves others than those that became the version.
+        """
         with self.timeline.span("publish"):
             report = self.engine.publish(weights, version)
+        if version == self.progress.policy_version and report.checksum != self._checksum:
+            raise EngineError(
+                f"the engine serves weights {report.checksum} as policy version {version}, which is {self._checksum}; they were "
+                "changed on the way: look at the learner's process, and resume the run"
+            )
         self._checksum = report.checksum
         self.progress.policy_version = version
         reach("published")
@@ -453,7 +470,7 @@ class Session:
                 env_version=self._env_versions,
                 engine_queue_depth=self.intake.queue_depth(),
                 experience_backlog=self.store.backlog(),
-                others={**self.intake.losses(), **self.departures.gauges()},
+                others={**self.intake.losses(), **self.departures.gauges(), **self.gauges_beside()},
             )
         )
 

@@ -8,6 +8,7 @@ breaker opens the run ends.
 import time
 from collections.abc import Iterable
 
+from hotpot.config.sections import RemoteSection
 from hotpot.errors import SupervisionError
 from hotpot.rollout.actors import ProcessActors
 from hotpot.rollout.collection import AttemptEnd
@@ -79,16 +80,26 @@ class Watch:
                 self._stop(Stop(culprit=version, reason=self._breaker.reasons(version)))
 
     def _beats(self, harvest: Harvest) -> list[Beat]:
-        session, counts = self._session, self._session.rollout.counts
+        session = self._session
         backlog = session.store.backlog()
         waiting = 0 if self._learning.busy else self._line.depth
         return [
             *actor_beats(session.rollout.actors.states(), call_timeout_s=self._call_timeout_s),
-            engine_beat("engine", progress=counts.engine_steps, requests=session.rollout.num_requests),
+            self._engine_beat(),
             learner_beat("learner", busy=self._learning.busy, beat=self._learning.beat()),
             store_beat("store", archived=-backlog, backlog=backlog),
             queue_beat("queue", moved=harvest.groups.counts.finished, waiting=waiting),
         ]
+
+    def _engine_beat(self) -> Beat:
+        """A step of the embedded engine is a piece of work; one of a server's is only a look whether answers have come."""
+        rollout, settings = self._session.rollout, self._session.recipe.engine
+        if not isinstance(settings, RemoteSection):
+            return engine_beat("engine", progress=rollout.counts.engine_steps, requests=rollout.num_requests)
+        patience_s = settings.request_timeout_s * (settings.retries + 1)
+        return engine_beat(
+            "engine", progress=rollout.counts.answers, requests=rollout.num_requests, patience_s=patience_s
+        )
 
     def _children(self) -> dict[str, int]:
         """Return the processes that are the run's, by name."""

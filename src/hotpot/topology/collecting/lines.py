@@ -4,7 +4,7 @@ Owns the common face of :class:`~hotpot.topology.collecting.queue.TrajectoryQueu
 :class:`~hotpot.topology.collecting.batches.BatchesAhead` (``batched_async``). Decides nothing itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +55,9 @@ class Line(Protocol):
     def learned(self) -> None:
         """Hear that the batch taken last is learned, or that there was nothing in it to learn from."""
 
+    def gauges(self) -> Mapping[str, float]:
+        """Return how much waits, by the names of metrics."""
+
 
 class StreamLine:
     """Groups one by one, through the queue."""
@@ -96,6 +99,10 @@ class StreamLine:
     def learned(self) -> None:
         """Nothing hangs on it."""
 
+    def gauges(self) -> Mapping[str, float]:
+        """As the queue counts."""
+        return self.queue.gauges()
+
 
 class BatchLine:
     """Whole batches of ``unit`` groups."""
@@ -135,3 +142,7 @@ class BatchLine:
     def learned(self) -> None:
         """The next one may be taken, and another begun."""
         self._batches.learned()
+
+    def gauges(self) -> Mapping[str, float]:
+        """Only how much waits: no batch is late, or left out."""
+        return {"queue/depth": self.depth}
