@@ -11,7 +11,7 @@ Owns the shapes attention takes here. Knows no weights and no requests::
 
 Keys and values of the whole stream are written first, so that a token sees itself and its own piece.
 
-With one query a row the time goes into reading keys and values. While they are few, copies of each row's blocks are one call
+With one query a row the time goes into reading keys and values. While they are few, copies of each row's blocks are one batch
 (``CopiedBlocks``). From ``_COPIED_BYTES`` a layer on they are read where they lie (``BlocksInPlace``): the query of a block's
 reader goes to the block, each block gives a softmax of its own, and the parts of a row are merged by their greatest scores and
 sums (online softmax, arXiv:1805.02867). Blocks that several rows read are then read once for all of them.
@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 Part = tuple[Tensor, Tensor, Tensor]
 """Of E entries: greatest score and sum of exponentials float ``[E, heads]``, weighted values float ``[E, heads, head_dim]``."""
 
-_COPIED_BYTES = 2 * 1024 * 1024
+_COPIED_BYTES = 8 * 1024 * 1024
 """Keys and values of one layer, padded: up to here copying them costs less than the further calls that avoid it."""
 
 
@@ -93,14 +93,21 @@ class CopiedBlocks:
     def __init__(self, store: BlockStore, table: Ints, positions: Ints) -> None:
         self._store, self._table = store, torch.from_numpy(table)
         hidden = torch.arange(table.shape[1] * BLOCK_TOKENS) > torch.from_numpy(positions)[:, None]
-        self._mask = _hide(hidden)[:, None, None]
+        self._mask = _hide(hidden)[None, :, None]
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """See :meth:`OneQuery.__call__`."""
-        keys, values = self._store.gather(layer, self._table)
+        count, heads, dim = q.shape
+        keys, values = (
+            copied.transpose(0, 1).flatten(0, 1) for copied in self._store.gather(layer, self._table)
+        )
+        kv = len(keys) // count
         # Query heads of one key/value head are rows of one product.
-        grouped = q.view(len(q), keys.shape[1], -1, q.shape[-1])
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask).view(len(q), -1)
+        grouped = q.view(count, kv, -1, dim).transpose(0, 1).reshape(kv * count, -1, dim)
+        mask = self._mask.expand(kv, -1, -1, -1).flatten(0, 1)
+        scores = torch.baddbmm(mask, grouped, keys.transpose(1, 2), alpha=dim**-0.5)
+        out = torch.bmm(scores.softmax(-1), values)
+        return out.view(kv, count, -1).transpose(0, 1).reshape(count, heads * dim)
 
 
 class BlocksInPlace:
