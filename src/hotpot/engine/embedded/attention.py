@@ -88,26 +88,32 @@ class OneQuery:
 
 
 class CopiedBlocks:
-    """One query a row over copies of its blocks, ``table`` int64 ``[B, n]``, padded to the longest."""
+    """One query a row over copies of its blocks, ``table`` int64 ``[B, n]``, up to the longest."""
 
     def __init__(self, store: BlockStore, table: Ints, positions: Ints) -> None:
-        self._store, self._table = store, torch.from_numpy(table)
-        hidden = torch.arange(table.shape[1] * BLOCK_TOKENS) > torch.from_numpy(positions)[:, None]
-        self._mask = _hide(hidden)[None, :, None]
+        self._store, self._blocks = store, torch.from_numpy(table).reshape(-1)
+        self._length = int(positions.max()) + 1
+        hidden = torch.arange(self._length) > torch.from_numpy(positions)[:, None]
+        self._mask = _hide(hidden).expand(len(store.keys[0]), -1, -1).flatten(0, 1)[:, None]
+        # One place for the copies of all layers: it stays in the processor's cache.
+        self._keys, self._values = store.keys[0].new_empty(0), store.values[0].new_empty(0)
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """See :meth:`OneQuery.__call__`."""
         count, heads, dim = q.shape
-        keys, values = (
-            copied.transpose(0, 1).flatten(0, 1) for copied in self._store.gather(layer, self._table)
-        )
-        kv = len(keys) // count
+        keys = self._copied(self._store.keys[layer], self._keys)
+        values = self._copied(self._store.values[layer], self._values)
         # Query heads of one key/value head are rows of one product.
+        kv = len(keys) // count
         grouped = q.view(count, kv, -1, dim).transpose(0, 1).reshape(kv * count, -1, dim)
-        mask = self._mask.expand(kv, -1, -1, -1).flatten(0, 1)
-        scores = torch.baddbmm(mask, grouped, keys.transpose(1, 2), alpha=dim**-0.5)
+        scores = torch.baddbmm(self._mask, grouped, keys.transpose(1, 2), alpha=dim**-0.5)
         out = torch.bmm(scores.softmax(-1), values)
         return out.view(kv, count, -1).transpose(0, 1).reshape(count, heads * dim)
+
+    def _copied(self, blocks: Tensor, place: Tensor) -> Tensor:
+        """Return what the rows have of ``blocks``, copied to ``place``: float ``[num_kv_heads * B, length, head_dim]``."""
+        copied = torch.index_select(blocks, 1, self._blocks, out=place)
+        return copied.view(len(self._mask), -1, blocks.shape[-1])[:, : self._length]
 
 
 class BlocksInPlace:
@@ -274,4 +280,4 @@ def _by_entry(x: Tensor) -> Tensor:
 
 def _hide(hidden: Tensor) -> Tensor:
     """Return what to add to scores so that ``hidden`` (bool) keys get no weight: float32 of the same shape."""
-    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    return torch.where(hidden, -torch.inf, 0.0)
