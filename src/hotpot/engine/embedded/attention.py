@@ -31,8 +31,9 @@ Ints = NDArray[np.int64]
 Part = tuple[Tensor, Tensor, Tensor]
 """Of E entries: greatest score and sum of exponentials float ``[E, heads]``, weighted values float ``[E, heads, head_dim]``."""
 
-_COPIED_BYTES = 8 * 1024 * 1024
-"""Keys and values of one layer, padded: up to here copying them costs less than the further calls that avoid it."""
+_COPIED_BYTES = 6 * 1024 * 1024
+"""Keys and values of one layer, padded: up to here copying them costs less than the further calls that avoid it, also where
+rows share most of their blocks."""
 
 
 class StreamAttention:
