@@ -11,7 +11,7 @@ Owns the shapes attention takes here. Knows no weights and no requests::
 
 Keys and values of the whole stream are written first, so that a token sees itself and its own piece.
 
-With one query a row the time goes into reading keys and values. While they are few, copies of each row's blocks are one call
+With one query a row the time goes into reading keys and values. While they are few, copies of each row's blocks are one batch
 (``CopiedBlocks``). From ``_COPIED_BYTES`` a layer on they are read where they lie (``BlocksInPlace``): the query of a block's
 reader goes to the block, each block gives a softmax of its own, and the parts of a row are merged by their greatest scores and
 sums (online softmax, arXiv:1805.02867). Blocks that several rows read are then read once for all of them.
@@ -31,8 +31,9 @@ Ints = NDArray[np.int64]
 Part = tuple[Tensor, Tensor, Tensor]
 """Of E entries: greatest score and sum of exponentials float ``[E, heads]``, weighted values float ``[E, heads, head_dim]``."""
 
-_COPIED_BYTES = 2 * 1024 * 1024
-"""Keys and values of one layer, padded: up to here copying them costs less than the further calls that avoid it."""
+_COPIED_BYTES = 6 * 1024 * 1024
+"""Keys and values of one layer, padded: up to here copying them costs less than the further calls that avoid it, also where
+rows share most of their blocks."""
 
 
 class StreamAttention:
@@ -88,19 +89,32 @@ class OneQuery:
 
 
 class CopiedBlocks:
-    """One query a row over copies of its blocks, ``table`` int64 ``[B, n]``, padded to the longest."""
+    """One query a row over copies of its blocks, ``table`` int64 ``[B, n]``, up to the longest."""
 
     def __init__(self, store: BlockStore, table: Ints, positions: Ints) -> None:
-        self._store, self._table = store, torch.from_numpy(table)
-        hidden = torch.arange(table.shape[1] * BLOCK_TOKENS) > torch.from_numpy(positions)[:, None]
-        self._mask = _hide(hidden)[:, None, None]
+        self._store, self._blocks = store, torch.from_numpy(table).reshape(-1)
+        self._length = int(positions.max()) + 1
+        hidden = torch.arange(self._length) > torch.from_numpy(positions)[:, None]
+        self._mask = _hide(hidden).expand(len(store.keys[0]), -1, -1).flatten(0, 1)[:, None]
+        # One place for the copies of all layers: it stays in the processor's cache.
+        self._keys, self._values = store.keys[0].new_empty(0), store.values[0].new_empty(0)
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """See :meth:`OneQuery.__call__`."""
-        keys, values = self._store.gather(layer, self._table)
+        count, heads, dim = q.shape
+        keys = self._copied(self._store.keys[layer], self._keys)
+        values = self._copied(self._store.values[layer], self._values)
         # Query heads of one key/value head are rows of one product.
-        grouped = q.view(len(q), keys.shape[1], -1, q.shape[-1])
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask).view(len(q), -1)
+        kv = len(keys) // count
+        grouped = q.view(count, kv, -1, dim).transpose(0, 1).reshape(kv * count, -1, dim)
+        scores = torch.baddbmm(self._mask, grouped, keys.transpose(1, 2), alpha=dim**-0.5)
+        out = torch.bmm(scores.softmax(-1), values)
+        return out.view(kv, count, -1).transpose(0, 1).reshape(count, heads * dim)
+
+    def _copied(self, blocks: Tensor, place: Tensor) -> Tensor:
+        """Return what the rows have of ``blocks``, copied to ``place``: float ``[num_kv_heads * B, length, head_dim]``."""
+        copied = torch.index_select(blocks, 1, self._blocks, out=place)
+        return copied.view(len(self._mask), -1, blocks.shape[-1])[:, : self._length]
 
 
 class BlocksInPlace:
@@ -267,4 +281,4 @@ def _by_entry(x: Tensor) -> Tensor:
 
 def _hide(hidden: Tensor) -> Tensor:
     """Return what to add to scores so that ``hidden`` (bool) keys get no weight: float32 of the same shape."""
-    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    return torch.where(hidden, -torch.inf, 0.0)

@@ -58,7 +58,7 @@ def forward(
             attended = attention.finish(index, q, k, v)
         x = x + _product(attended, layer.o)
         gate, up = _product(F.rms_norm(x, size, layer.post_norm, eps), layer.gate_up).chunk(2, dim=-1)
-        x = x + _product(F.silu(gate) * up, layer.down)
+        x = x + _product(F.silu(gate).mul_(up), layer.down)
     return _wide(F.rms_norm(x, size, weights.norm, eps), weights.head)
 
 

@@ -162,7 +162,12 @@ class PrefixIndex:
         most = 0
         if not len(rest):
             return None, 0
-        for block in self._children.get(parent, {}).get(rest[:1].tobytes(), ()):
+        wanted = rest.tobytes()
+        candidates = self._children.get(parent, {}).get(wanted[:4], ())
+        for block in candidates:
+            if self._entries[block].tokens.startswith(wanted):
+                return block, len(rest)
+        for block in candidates:
             held = np.frombuffer(self._entries[block].tokens, dtype=np.int32)[: len(rest)]
             different = np.flatnonzero(held != rest[: len(held)])
             count = int(different[0]) if different.size else len(held)
