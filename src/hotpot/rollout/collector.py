@@ -165,7 +165,7 @@ class Rollout:
         follows from its answers and from the replies of actors. Where the engine has nothing to do, wait at most ``wait_s``
         seconds for a reply.
 
-        Nothing begins while :attr:`paused` is true, nor of the environments named in :attr:`held`.
+        No training episode begins while :attr:`paused` is true, nor of the environments named in :attr:`held`.
         """
         for work in self._collections:
             self._launch(work)
@@ -277,7 +277,9 @@ class Rollout:
 
     def _launch(self, work: Collection) -> None:
         """Start episodes as far as there are places; attempts are put on the ledger in blocks, ahead of their start."""
-        while not self.paused and (work.waiting or work.leased) and self._occupied.free_group() is not None:
+        if self.paused and work.purpose is Purpose.TRAINING:
+            return
+        while (work.waiting or work.leased) and self._occupied.free_group() is not None:
             if not work.leased and not self._lease(work):
                 return
             with self._timeline.span("environment", whole=True):
@@ -288,9 +290,10 @@ class Rollout:
         """Put a block of waiting tries on the ledger; return whether there was one."""
         block: list[Try] = []
         kept: deque[Try] = deque()
+        held = self.held if work.purpose is Purpose.TRAINING else ()
         while work.waiting and len(block) < self._occupied.capacity:
             one = work.waiting.popleft()
-            (kept if one.plan.environment in self.held else block).append(one)
+            (kept if one.plan.environment in held else block).append(one)
         work.waiting.extendleft(reversed(kept))
         if not block:
             return False

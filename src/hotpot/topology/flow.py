@@ -70,6 +70,7 @@ class Flow:
                 self._settle()
         finally:
             self.session.save = None
+            self.session.rollout.paused, self.session.rollout.held = False, ()
             try:
                 self._take_in(self.harvest.close())
             finally:

@@ -25,6 +25,7 @@ class InlineLearning:
     def __init__(self, learner: Learner, *, num_threads: int) -> None:
         self._learner, self._num_threads = learner, num_threads
         self._outcome: Learned | Path | Exception | None = None
+        self._made: Weights | None = None
         self._weights: Weights | None = None
         self._done, self._last = 0, time.monotonic()
 
@@ -52,10 +53,12 @@ class InlineLearning:
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Exception):
             raise outcome
+        if isinstance(outcome, Learned):
+            self._weights = self._made
         return outcome
 
     def weights(self) -> Weights:
-        """Return a copy of the weights as they were after the last update that was learned.
+        """Return a copy of the weights as they were after the last update that :meth:`poll` gave.
 
         Raises :class:`LearnerError` before the first.
         """
@@ -90,5 +93,5 @@ class InlineLearning:
         )
         reach("learning_ended")
         weights = copy_weights(self._learner.weights())
-        self._weights = weights
+        self._made = weights
         return Learned(result=result, seconds=time.perf_counter() - began, checksum=checksum(weights))
