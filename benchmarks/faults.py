@@ -8,8 +8,8 @@ was collected once, discarded, or (asynchronous) waits. A case whose fault did n
 Controls: a run without faults meets none; one that hangs with nobody watching is found to hang.
 
 Environment: ``CASES`` (beginnings of names, ``engine_step,lake``), ``TOPOLOGIES`` (``sync,async``), ``TIMES`` (default 3),
-``SEED``, ``JOBS`` (runs side by side, default 1), ``PATIENCE`` (longer deadlines on a busy machine), ``CONTROLS`` (0 leaves them out), ``KEEP`` (a folder for
-the runs, which stay). The last line is JSON.
+``SEED``, ``JOBS`` (runs side by side, default 2), ``PATIENCE`` (default 1; longer deadlines on a busy machine), ``CONTROLS`` (0
+leaves them out), ``KEEP`` (a folder for the runs, which stay). The last line is JSON.
 """
 
 import json
@@ -74,7 +74,7 @@ def main() -> int:
             for number, (topology, case) in enumerate(chosen(names, topologies))
             for turn in range(times)
         ]
-        with ThreadPoolExecutor(int(os.environ.get("JOBS", "1"))) as pool:
+        with ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
             for outcome in pool.map(lambda one: attempt(folder / "model", *one, keep=bool(kept)), todo):
                 count(outcome, tally)
     finally:
