@@ -3,13 +3,13 @@
 A case is one small run in a process of its own, under an outer deadline, with a plan of faults
 (``hotpot.testing.faults``). It ends well (exit code 0, all updates), or stops and names the part where the fault lay; then
 it is resumed without faults and has to end well. Afterwards every attempt has ended, and each finished training trajectory
-was collected once, discarded, or (asynchronous) waits. A case whose fault did not bite shows nothing and counts as wrong.
+was collected once, discarded, or (not in sync) waits. A case whose fault did not bite shows nothing and counts as wrong.
 
 Controls: a run without faults meets none; one that hangs with nobody watching is found to hang.
 
 Environment: ``CASES`` (beginnings of names, ``engine_step,lake``), ``TOPOLOGIES`` (``sync,async``), ``TIMES`` (default 3),
-``SEED``, ``JOBS`` (runs side by side, default 1), ``PATIENCE`` (longer deadlines on a busy machine), ``CONTROLS`` (0 leaves them out), ``KEEP`` (a folder for
-the runs, which stay). The last line is JSON.
+``SEED``, ``JOBS`` (runs side by side, default 2), ``PATIENCE`` (default 1; longer deadlines on a busy machine), ``CONTROLS`` (0
+leaves them out), ``KEEP`` (a folder for the runs, which stay). The last line is JSON.
 """
 
 import json
@@ -74,7 +74,7 @@ def main() -> int:
             for number, (topology, case) in enumerate(chosen(names, topologies))
             for turn in range(times)
         ]
-        with ThreadPoolExecutor(int(os.environ.get("JOBS", "1"))) as pool:
+        with ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
             for outcome in pool.map(lambda one: attempt(folder / "model", *one, keep=bool(kept)), todo):
                 count(outcome, tally)
     finally:
@@ -122,7 +122,7 @@ def attempt(model: Path, folder: Path, topology: str, case: Case, turn: int, *, 
         survivors = survivors or (last is not None and last.survivors)
         said += "" if resumed or last is None else f"\n--- the resume: {last_words(last.output)}"
     there = (folder / "run" / "control.sqlite").is_file()
-    unbalanced = imbalance(folder / "run", may_wait=topology == "async") if there and resumed else []
+    unbalanced = imbalance(folder / "run", may_wait=topology != "sync") if there and resumed else []
     if not keep:
         shutil.rmtree(folder)
     faults = ", ".join(map(str, case.faults))

@@ -46,7 +46,9 @@ SETTINGS: dict[str, Any] = {
     "evaluation": {"every_updates": 2, "num_tasks": 2, "num_tasks_final": 2, "greedy": False},
     "checkpoint": {"every_updates": 1, "keep": 2},
     "store": {"archive_every_batches": 2, "archive_every_s": 0.05, "flush_timeout_s": 20.0},
-    "supervision": {"beat_s": 0.2, "dead_after_s": 5.0 * PATIENCE, "stop_after_s": 12.0 * PATIENCE},
+    "supervision": {
+        "beat_s": 0.2, "dead_after_s": 5.0 * PATIENCE, "stop_after_s": 12.0 * PATIENCE, "breaker_rest_s": 1.0,
+    },
     "actors": {"call_timeout_s": 2.0 * PATIENCE},
 }  # fmt: skip
 
