@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark's module."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(BENCHMARKS)])  # behind: it holds an encodings.py
+    monkeypatch.setattr(sys, "path", [*sys.path, str(BENCHMARKS)])
     import faults
 
     return faults

@@ -13,7 +13,7 @@ def test_a_killed_run_is_compared_and_a_different_one_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     benchmarks = str(Path(__file__).parents[1] / "benchmarks")
-    monkeypatch.setattr(sys, "path", [*sys.path, benchmarks])  # behind: it holds an encodings.py
+    monkeypatch.setattr(sys, "path", [*sys.path, benchmarks])
     import resume
     from resume_parts import killed
 

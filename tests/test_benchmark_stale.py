@@ -19,9 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(
-        sys, "path", [*sys.path, str(ROOT / "benchmarks")]
-    )  # behind: it holds an encodings.py
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "benchmarks")])
     monkeypatch.delitem(sys.modules, "replay", raising=False)
     monkeypatch.delitem(sys.modules, "stale", raising=False)
     import stale

@@ -182,8 +182,6 @@ def _warmstart(folder: str) -> None:
 
 def _train(arguments: list[str], environment: dict[str, str], output: str) -> None:
     os.setsid()
-    # Its own processes look for modules where it does, and benchmarks/ holds an encodings.py.
-    sys.path[:] = [path for path in sys.path if Path(path).resolve() != BENCHMARKS]
     file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)

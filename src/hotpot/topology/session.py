@@ -296,6 +296,10 @@ class Session:
         """
         with self.timeline.span("publish"):
             report = self.engine.publish(weights, version)
+        if report.policy_version != version:
+            raise EngineError(
+                f"the engine was published policy version {version} and says it serves {report.policy_version}; mend the engine"
+            )
         if version == self.progress.policy_version and report.checksum != self._checksum:
             raise EngineError(
                 f"the engine serves weights {report.checksum} as policy version {version}, which is {self._checksum}; they were "

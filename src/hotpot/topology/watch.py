@@ -81,13 +81,13 @@ class Watch:
 
     def _beats(self, harvest: Harvest) -> list[Beat]:
         session = self._session
-        backlog = session.store.backlog()
+        archive = session.store.archive_status()
         waiting = 0 if self._learning.busy else self._line.depth
         return [
             *actor_beats(session.rollout.actors.states(), call_timeout_s=self._call_timeout_s),
             self._engine_beat(),
             learner_beat("learner", busy=self._learning.busy, beat=self._learning.beat()),
-            store_beat("store", archived=-backlog, backlog=backlog),
+            store_beat("store", archived=archive.archived, backlog=archive.backlog),
             queue_beat("queue", moved=harvest.groups.counts.finished, waiting=waiting),
         ]
 

@@ -1,6 +1,6 @@
 """How each kind of column is written to Parquet: one table of choices, made by measurement.
 
-The figures are in docs/lake.md, the measurement is benchmarks/encodings.py. Owns encodings and compression of every
+The figures are in docs/lake.md, the measurement is benchmarks/column_encodings.py. Owns encodings and compression of every
 lake table; knows no file.
 
 deltalake takes settings for a column by name, but has no name for the values inside a list column: what holds for them

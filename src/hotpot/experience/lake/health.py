@@ -31,10 +31,11 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveStatus:
-    """``backlog``: sealed log segments that wait. ``failing_s``: seconds since the outage began, 0 without one;
-    ``tries`` that failed since, and the last ``reason``."""
+    """``backlog``: sealed log segments that wait, ``archived`` those that went to the lake so far. ``failing_s``: seconds since the
+    outage began, 0 without one; ``tries`` that failed since, and the last ``reason``."""
 
     backlog: int
+    archived: int = 0
     failing_s: float = 0.0
     tries: int = 0
     reason: str = ""
@@ -44,7 +45,7 @@ class ArchiveHealth:
     """Hears of every try; remembers the outage that is going on."""
 
     def __init__(self) -> None:
-        self.tries = 0
+        self.tries = self.archived = 0
         self.cause = ""
         self._since_s = 0.0
 
@@ -59,6 +60,7 @@ class ArchiveHealth:
 
     def succeeded(self, waiting: int, now_s: float) -> Told | None:
         """Hear that a log segment went to the lake; return what is over by it."""
+        self.archived += 1
         if self.tries == 0:
             return None
         detail: dict[str, str | int | float] = {
@@ -78,7 +80,11 @@ class ArchiveHealth:
     def status(self, backlog: int, now_s: float) -> ArchiveStatus:
         """Return the state as whoever watches sees it."""
         if self.tries == 0:
-            return ArchiveStatus(backlog=backlog)
+            return ArchiveStatus(backlog=backlog, archived=self.archived)
         return ArchiveStatus(
-            backlog=backlog, failing_s=now_s - self._since_s, tries=self.tries, reason=self.cause
+            backlog=backlog,
+            archived=self.archived,
+            failing_s=now_s - self._since_s,
+            tries=self.tries,
+            reason=self.cause,
         )

@@ -112,8 +112,9 @@ class Worker:
         return calls
 
     def state(self, actor_group: str) -> ActorState:
-        """Return how the actor stands; where it is broken it has one call more, so that it is never without work."""
-        since = [out.since_s for out in self._out.values()]
+        """Return how the actor stands; where it is broken it has one call more, so that it is never without work. Until it is
+        ready, which has a deadline of its own, it has none."""
+        since = [out.since_s for out in self._out.values()] if self.ready else []
         if self.broken:
             since.append(self._broken_s)
         return ActorState(
