@@ -18,7 +18,7 @@ from hotpot.config import Recipe
 from hotpot.engine import Engine
 from hotpot.errors import EngineError, EnvironmentFailure, SelfTestError
 from hotpot.evaluation import Evaluator
-from hotpot.experience import ExperienceStore, RunReader
+from hotpot.experience import ExperienceStore
 from hotpot.experience.crashpoints import reach
 from hotpot.experience.replay import Replay
 from hotpot.ids import canonical_json, group_id
@@ -39,7 +39,7 @@ from hotpot.topology.parts.ingredients import RunEnvironment
 from hotpot.topology.resume.checkpoints import write_checkpoint
 from hotpot.topology.resume.history import History
 from hotpot.topology.resume.left import NOTHING_LEFT, Left
-from hotpot.topology.resume.rebuild import aliases, policy_checksums
+from hotpot.topology.resume.rebuild import aliases
 from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.supervision.stopping import StopSignal
 from hotpot.topology.supervision.watchdog import Watchdog
@@ -117,6 +117,7 @@ class Session:
         self._tested = not recipe.run.self_test
         self._started_us = 0
         self._checksum = engine.info().checksum
+        self._checksums = dict(history.checksums)
         self._totals: dict[str, float] = {}
 
     @property
@@ -200,16 +201,17 @@ class Session:
     def same_weights(self) -> dict[int, int]:
         """Return, for every earlier policy version with the newest weights, the version that these have now."""
         newest = self.progress.policy_version
-        sums = policy_checksums(RunReader.open(self.folder))
         return {
-            version: newest for version, found in sums.items() if version < newest and found == self._checksum
+            version: newest
+            for version, found in self._checksums.items()
+            if version < newest and found == self._checksum
         }
 
     def draw(self, batch: UpdateBatch, *, missing: int = 0) -> UpdateBatch:
         """Return ``batch`` with what replay draws beside what was collected, if it is on; ``missing`` trajectories more than
         the recipe's share."""
         own = aliases(batch.collected, policy_version=self.progress.policy_version, checksum=self._checksum)
-        batch = replace(batch, aliases=own)
+        batch = replace(batch, aliases={**own, **self.same_weights()})
         if self.replay is None:
             return batch
         with self.timeline.span("replay"):
@@ -319,6 +321,7 @@ class Session:
         return version
 
     def _version_made(self, version: int, checksum: str, update: int) -> Any:
+        self._checksums[version] = checksum
         described = rows.policy_version(version, checksum=checksum, update=update, origin=self.run_id)
         return rows.version_row(self.run_id, described)
 

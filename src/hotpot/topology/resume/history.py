@@ -18,6 +18,7 @@ from hotpot.experience import Redactor, RunReader, from_table, read_manifest
 from hotpot.observability.files import replace_text
 from hotpot.topology.collecting.intake import IntakeCounts
 from hotpot.topology.resume.checkpoints import find_checkpoint, list_checkpoints
+from hotpot.topology.resume.rebuild import policy_checksums
 from hotpot.types import EvaluationRow, UpdateRow
 
 RECIPE_NAME = "recipe.json"
@@ -31,7 +32,7 @@ class History:
     ``update`` made the weights to go on with (0: the starting model); ``source`` is their checkpoint, None where the
     run begins with the recipe's model. ``updates`` is the chain to them, in order. ``seconds`` is the wall time of the
     main loop by span, as far as it was recorded with updates and evaluations. ``versions`` are the (kind, version) that
-    the run has explained.
+    the run has explained, ``checksums`` those of the weights of policy versions.
     """
 
     update: int = 0
@@ -41,6 +42,7 @@ class History:
     counts: IntakeCounts = field(default_factory=IntakeCounts)
     seconds: Mapping[str, float] = field(default_factory=dict)
     versions: Set[tuple[str, str]] = frozenset()
+    checksums: Mapping[int, str] = field(default_factory=dict)
 
 
 def read_history(folder: Path, checkpoint: str | None = None) -> History:
@@ -63,6 +65,7 @@ def read_history(folder: Path, checkpoint: str | None = None) -> History:
         counts=_counts(reader),
         seconds=_seconds(recorded, evaluations),
         versions=known_versions(reader),
+        checksums=policy_checksums(reader),
     )
 
 
