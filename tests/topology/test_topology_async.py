@@ -11,11 +11,13 @@ from conftest import Train
 from hotpot.experience import RunReader
 from hotpot.experience.crashpoints import arm
 from hotpot.ids import group_id
+from hotpot.topology.collecting.batches import BatchesAhead
+from hotpot.topology.collecting.lines import BatchLine, Standing
 from hotpot.topology.redo import redo
 
 SERIAL = ("topology.serial=true", "topology.updates=4", "engine.max_concurrency=24", "checkpoint.every_updates=3", "evaluation.every_updates=0")  # fmt: skip
 KINDS = ("async", "batched_async")
-LONG = "env.params.max_length=12"
+STANDING = Standing(under_way=0, expected=0, policy_version=1, served_version=1, learning=False)
 
 
 class Broke(BaseException):
@@ -62,6 +64,22 @@ def chain(run: Path) -> list[int]:
     return found[::-1]
 
 
+def broken_off(run: Train, patch: pytest.MonkeyPatch, place: str, *settings: str) -> None:
+    """Train until ``place`` is come to for the third time, and die there."""
+
+    def kill(_pid: int, _signal: int) -> None:
+        raise Broke
+
+    with patch.context() as inner:
+        inner.setattr(os, "kill", kill)
+        arm(place, 3)
+        try:
+            with pytest.raises(Broke):
+                run(*settings)
+        finally:
+            arm("")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_threads_and_a_learner_of_its_own(run: Train, kind: str) -> None:
@@ -86,24 +104,20 @@ def test_with_threads_and_a_learner_of_its_own(run: Train, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "place", ["leased", "kept", "update_begun", "learned", "update_unrecorded", "published"]
+    "place",
+    [
+        "learned",
+        *(
+            pytest.param(place, marks=pytest.mark.slow)
+            for place in ("leased", "kept", "update_begun", "update_unrecorded", "published")
+        ),
+    ],
 )
 def test_broken_off_and_resumed(
     run: Train, monkeypatch: pytest.MonkeyPatch, kind: str, place: str, tmp_path: Path
 ) -> None:
     settings = (*SERIAL, f"topology.kind={kind}")
-
-    def kill(_pid: int, _signal: int) -> None:
-        raise Broke
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "kill", kill)
-        arm(place, 3)
-        try:
-            with pytest.raises(Broke):
-                run(*settings)
-        finally:
-            arm("")
+    broken_off(run, monkeypatch, place, *settings)
     folder = tmp_path / "run"
     before = sql(folder, "SELECT trajectory_id FROM trajectories WHERE purpose = 'training'")
     run(*settings, resume=folder)
@@ -140,3 +154,62 @@ def test_a_stale_group_is_dropped_with_its_reason(run: Train) -> None:
     assert stale
     assert min(row["staleness"] for row in stale) > 1
     assert sql(folder, "SELECT max(staleness_max) AS most FROM updates")[0]["most"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("topology.kind=batched_async", "topology.batches_ahead=0"),
+        ("topology.kind=sync", "topology.serial=false"),
+        ("topology.kind=async", "queue.max_staleness=1"),
+    ],
+)
+def test_resumed_as_another_topology(
+    run: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: tuple[str, ...]
+) -> None:
+    broken_off(run, monkeypatch, "learned", *SERIAL, "topology.kind=async")
+    folder = tmp_path / "run"
+    run(*SERIAL, *change, resume=folder)
+    check_balance(folder)
+    assert len(chain(folder)) == 4
+    run(*SERIAL, *change, "topology.updates=5", resume=folder)
+    check_balance(folder)
+    assert len(chain(folder)) == 5
+
+
+def test_what_waits_is_left_where_other_settings_would_have_brought_it(
+    run: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = (*SERIAL, "topology.kind=async")
+    broken_off(run, monkeypatch, "learned", *settings)
+    folder = tmp_path / "run"
+    first = sql(folder, "SELECT max(issue) AS last FROM steps WHERE purpose = 'training'")[0]["last"]
+    changed = (*settings, "sampling.training.temperature=0.8", "run.self_test=false")
+    run(*changed, resume=folder)
+    run(*changed, "topology.updates=5", resume=folder)
+    check_balance(folder)
+    assert sql(folder, "SELECT 1 FROM discards WHERE reason = 'settings_changed'")
+    late = 'SELECT unnest(collected_trajectories) AS trajectory_id FROM updates WHERE "update" > 3'
+    used = sql(folder, f"SELECT DISTINCT temperature, issue FROM steps WHERE trajectory_id IN ({late})")
+    assert {row["temperature"] for row in used} == {0.8}
+    assert min(row["issue"] for row in used) > first
+
+
+def test_a_batch_of_one_task_is_one_group(run: Train) -> None:
+    folder = run(*SERIAL, "topology.kind=batched_async", "rollout.tasks_per_batch=1", "learner.minibatches=1")
+    assert [row["num_groups"] for row in sql(folder, 'SELECT num_groups FROM updates ORDER BY "update"')] == [
+        1
+    ] * 4
+
+
+def test_batches_of_which_nothing_comes_are_passed_over() -> None:
+    line = BatchLine(BatchesAhead(1), unit=1)
+    line.begin(["g0"])
+    line.begin(["g1"])
+    line.empty("g0")
+    assert not line.take(0.0, 1).is_batch
+    line.begin(["g2"])
+    line.empty("g1")
+    line.empty("g2")
+    assert not line.take(0.0, 1).is_batch
+    assert line.hold(STANDING) is None

@@ -181,9 +181,14 @@ class Rollout:
                 for generation in generations:
                     self._deliver(generation)
         with self._timeline.span("environment", whole=True):
-            self._hear(0.0 if busy or not self._called else wait_s)
+            self._hear(0.0 if busy else wait_s)
         for work in self._collections:
             self._hand_out(work)
+
+    @property
+    def capacity(self) -> int:
+        """Episodes at once."""
+        return self._occupied.capacity
 
     @property
     def free_places(self) -> int:

@@ -139,7 +139,6 @@ class TaskSampler:
                 member = self._mix[told[0]]
                 task = self._task(member, told[1])
             plans += self._episodes(issue, member, task)
-        self._choices = []
         return plans
 
     def take_choices(self) -> list[Choice]:

@@ -13,6 +13,7 @@ the line; what the line drops is on the ledger, with its reason; an update is re
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -54,12 +55,19 @@ class Flow:
         self._batch: UpdateBatch | None = None
         self._to_publish = self._to_evaluate = self._leaving = False
         self._published_s = self._now_s()
+        self._left, session.left = session.left, NOTHING_LEFT
         self._watch = Watch(session, self.learning, line)
         session.save, session.gauges_beside = self._save, line.gauges
 
     def __enter__(self) -> Self:
         use_threads(self.session.threads.engine)
-        self._take_up()
+        session = self.session
+        gone = discards(
+            self._left.gone,
+            DiscardReason.SETTINGS_CHANGED,
+            policy_version=session.progress.policy_version,
+        )
+        session.discard(gone)
         return self
 
     def __exit__(
@@ -84,27 +92,29 @@ class Flow:
 
     # ---- collecting ----
 
-    def _take_up(self) -> None:
-        """Take in line what an earlier process left under way, whole groups in order of issue, ahead of anything new."""
-        session, left = self.session, self.session.left
-        for start in range(0, len(left.issues), self.line.unit):
-            part = left.issues[start : start + self.line.unit]
-            self._issue(session.sampler.again(part, left.chosen), left.past)
-        session.left = NOTHING_LEFT
-
     def feed(self) -> None:
-        """Begin further groups where actors are free for them and the line has nothing against it."""
-        session = self.session
-        samples = session.sampler.samples_per_task
-        free = session.rollout.free_places - self.harvest.waiting
-        units = 0
-        while free > units * self.line.unit * samples and self._may_begin(units):
-            units += 1
-            if self.line.unit > 1:
-                self._issue(session.issue(self.line.unit))
-                units, free = 0, session.rollout.free_places - self.harvest.waiting
-        if units:
+        """Begin further groups, as far as the line has nothing against it: first what an earlier process left under way, in
+        order of issue, then new ones where actors are free for them.
+        """
+        session, harvest = self.session, self.harvest
+        while self._left.issues and self._may_begin(0):
+            part, rest = self._left.issues[: self.line.unit], self._left.issues[self.line.unit :]
+            self._issue(session.reissue(part, self._left.chosen), self._left.past)
+            self._left = replace(self._left, issues=rest) if rest else NOTHING_LEFT
+        if self._left.issues:
+            return
+        # Such as rest would take every place in line; what is let go here is issued again by a resume.
+        self._take_in(harvest.let_go(session.rollout.held, keep=session.rollout.capacity))
+        size = self.line.unit * session.sampler.samples_per_task
+        while units := self._units(session.rollout.free_places - harvest.waiting, size):
             self._issue(session.issue(units * self.line.unit))
+
+    def _units(self, free: int, size: int) -> int:
+        """Return how many units of ``size`` episodes to begin in one go."""
+        units = 0
+        while free > units * size and self._may_begin(units):
+            units += 1
+        return units
 
     def collect(self, *, idle_s: float = WAIT_S) -> None:
         """Let actors and engine do a piece of work, and take in what finished; wait at most ``idle_s`` where none has any."""
@@ -116,11 +126,12 @@ class Flow:
     def _may_begin(self, more: int) -> bool:
         groups, learner = self.harvest.groups, self.session.progress.policy_version
         standing = Standing(
-            under_way=len(groups.under_way) + more,
-            expected=groups.expected + more * self.session.recipe.rollout.samples_per_task,
+            under_way=len(groups.under_way) + more * self.line.unit,
+            expected=groups.expected + more * self.line.unit * self.session.recipe.rollout.samples_per_task,
             policy_version=learner,
             served_version=self.session.engine.info().policy_version,
             learning=self._batch is not None,
+            more=more,
         )
         return self.line.hold(standing) is None
 
@@ -232,6 +243,7 @@ class Flow:
         where that is due.
         """
         session = self.session
+        self._to_publish |= self._publish_late()
         if self._to_publish:
             between = session.recipe.topology.swap == "between_episodes"
             session.rollout.paused = between and bool(self.harvest.live)
@@ -245,9 +257,15 @@ class Flow:
 
     def _publish_due(self) -> bool:
         topology, done = self.session.recipe.topology, self.session.progress.done
-        every_s = topology.publish_every_s
-        late = every_s is not None and self._now_s() - self._published_s >= every_s
-        return done % topology.publish_every_updates == 0 or done >= topology.updates or late
+        return done % topology.publish_every_updates == 0 or done >= topology.updates
+
+    def _publish_late(self) -> bool:
+        """Whether the time is over after which newer weights serve, however few updates made them."""
+        session = self.session
+        every_s = session.recipe.topology.publish_every_s
+        if every_s is None or self._now_s() - self._published_s < every_s:
+            return False
+        return session.engine.info().policy_version != session.progress.policy_version
 
     def _serve(self) -> None:
         session = self.session

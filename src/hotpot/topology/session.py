@@ -139,6 +139,16 @@ class Session:
     def issue(self, num_tasks: int) -> list[EpisodePlan]:
         """Return the episodes of the next tasks; how these were chosen is on the record before they run."""
         plans = self.sampler.issue(num_tasks)
+        self._tell_choices()
+        return plans
+
+    def reissue(self, issues: Sequence[int], chosen: Mapping[int, tuple[str, int]]) -> list[EpisodePlan]:
+        """Return the episodes of ``issues`` that an earlier process handed out; ``chosen`` as the record tells."""
+        plans = self.sampler.again(issues, chosen)
+        self._tell_choices()
+        return plans
+
+    def _tell_choices(self) -> None:
         choices = self.sampler.take_choices()
         if choices:
             detail = {
@@ -148,7 +158,6 @@ class Session:
             }
             with self.timeline.span("store"):
                 self.store.record([self.event("tasks_chosen", detail)])
-        return plans
 
     def collect(self, update: int) -> UpdateBatch:
         """Run the tasks of ``update`` and return what the store accepted; where the recipe says so, further tasks for

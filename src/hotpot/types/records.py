@@ -36,6 +36,8 @@ class DiscardReason(StrEnum):
     """It finished when its group had enough."""
     NOT_LEARNABLE = "not_learnable"
     """Nothing of its batch could be learned from: all were cut by rollout.max_seconds."""
+    SETTINGS_CHANGED = "settings_changed"
+    """It waited when the run was resumed under other settings of what is collected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ a turn waits for the engine's step, and for actors no longer than it is told.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from hotpot.ids import episode_id
@@ -57,8 +57,10 @@ class Harvest:
 
     @property
     def waiting(self) -> int:
-        """Episodes that wait for a place."""
-        return len(self._work.waiting) + len(self._work.leased)
+        """Episodes that wait for a place; those whose environment rests wait for something else."""
+        held = self._rollout.held
+        resting = sum(one.plan.environment in held for one in self._work.waiting) if held else 0
+        return len(self._work.waiting) + len(self._work.leased) - resting
 
     @property
     def live(self) -> int:
@@ -88,6 +90,20 @@ class Harvest:
         keep = pending.trajectories and (hungry or late or len(pending.trajectories) >= CHUNK)
         lost = [end.episode_id for end in ends if end.given_up]
         return self._come(self._kept(lost) if keep else self.groups.turn((), lost), ends)
+
+    def let_go(self, environments: Collection[str], *, keep: int) -> Harvested:
+        """Give up waiting episodes of ``environments`` beyond ``keep``: no attempt at them was made, so they are not on the
+        ledger."""
+        resting = (
+            [one for one in self._work.waiting if one.plan.environment in environments]
+            if environments
+            else []
+        )
+        gone = resting[keep:]
+        for one in gone:
+            self._work.waiting.remove(one)
+        lost = [episode_id(one.plan.issue, one.plan.sample) for one in gone]
+        return self._come(self.groups.turn((), lost), []) if gone else Harvested()
 
     def let_through(self, environment: str) -> str | None:
         """Let one attempt at a held environment begin; return its id, None where none waits."""

@@ -103,9 +103,15 @@ class Intake:
         return found
 
     def beat(self) -> None:
-        """Tell the watchdog how far collecting is: the engine's steps and the replies of actors."""
-        counts = self._rollout.counts
+        """Tell the watchdog how far collecting is, by the engine's steps and the replies of actors; replace broken actors,
+        which take no calls any more.
+        """
+        counts, actors = self._rollout.counts, self._rollout.actors
         self._turn(counts.engine_steps + counts.replies)
+        for state in actors.states():
+            if state.broken:
+                fresh = actors.replace(state.actor_id, "it took no calls any more")
+                self._view.message(f"{state.actor_id} took no calls any more; {fresh} is in its place")
 
     def _on_record(self, company: Trajectory, past: Past) -> list[Trajectory]:
         """Return what is on record of an episode that was run again."""

@@ -17,13 +17,15 @@ from hotpot.topology.collecting.queue import Taken, TrajectoryQueue
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """Where collecting and learning stand: groups ``under_way`` and the trajectories ``expected`` of them, the learner's
-    policy version (without what it is ``learning``), and the one that is served."""
+    policy version (without what it is ``learning``), and the one that is served. ``more`` units of the groups under way are
+    about to be begun."""
 
     under_way: int
     expected: int
     policy_version: int
     served_version: int
     learning: bool
+    more: int = 0
 
 
 class Line(Protocol):
@@ -116,9 +118,8 @@ class BatchLine:
         return self._batches.depth
 
     def hold(self, standing: Standing) -> str | None:
-        """Only batches count."""
-        del standing
-        return self._batches.hold()
+        """Only batches count, and they are begun one by one."""
+        return self._batches.hold() or ("a batch is about to be begun" if standing.more else None)
 
     def begin(self, groups: Sequence[str]) -> None:
         """A batch of these."""
@@ -135,9 +136,13 @@ class BatchLine:
         self._batches.end(group, None)
 
     def take(self, now_s: float, policy_version: int) -> Taken:
-        """The batch that was begun first, once it is whole."""
+        """The batch that was begun first, once it is whole; such as nothing came of are left out."""
         del now_s, policy_version
-        return self._batches.take() or Taken()
+        while (taken := self._batches.take()) is not None:
+            if taken.groups:
+                return taken
+            self._batches.learned()
+        return Taken()
 
     def learned(self) -> None:
         """The next one may be taken, and another begun."""

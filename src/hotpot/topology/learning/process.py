@@ -222,6 +222,7 @@ class LearnerProcess:
                 f"the learner was given work while it was {self._doing}; poll until that is done"
             )
         if self._process.poll() is not None:
+            self.poll()  # where it said why, that is raised
             raise self._mourned()
         self._work.put(order)
         self._doing, self._saving = doing, isinstance(order, Save)

@@ -7,14 +7,15 @@ interrupted under the next attempts' numbers, and takes what waits as it is.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hotpot.experience import Ledger, RunReader, read_trajectories
 from hotpot.rollout import NOTHING, Past
 from hotpot.topology.resume.position import INTERRUPTIONS, next_attempts
 from hotpot.topology.resume.waiting import COLLECTED
-from hotpot.types import Purpose
+from hotpot.types import Purpose, Trajectory
 
 _GROUPS = f"""
 SELECT a.group_id, a.episode_id, a.attempt_id, a.state, a.reason,
@@ -31,51 +32,76 @@ WHERE a.purpose = '{Purpose.TRAINING.value}' AND regexp_full_match(a.attempt_id,
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Left:
     """The ``issues`` whose groups are left, ascending; ``past`` says what of them is settled, and ``chosen`` environment and
-    index of their tasks, where the record tells."""
+    index of their tasks, where the record tells. ``gone`` waits and is not to be learned from; ``until``: no group of an issue
+    below it is gone on with any more.
+    """
 
     issues: tuple[int, ...] = ()
     past: Past = NOTHING
     chosen: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    gone: tuple[Trajectory, ...] = ()
+    until: int = 0
 
 
 NOTHING_LEFT = Left()
 """What a new run takes up."""
 
 
-def read_left(reader: RunReader, ledger: Ledger) -> Left:
-    """Return what is left of the run, whose record was recovered."""
+def read_left(reader: RunReader, ledger: Ledger, *, leave: bool) -> Left:
+    """Return what is left of the run, whose record was recovered; ``leave``: nothing of it is gone on with, from now on."""
+    end, until = ledger.mark("issue") + 1, _left_until(reader)
     rows = reader.sql(_GROUPS).to_pylist()
     closed = {row["group_id"] for row in rows if row["collected"]}
-    waiting: dict[str, str] = {}
-    lost, open_groups, seen = set(), set(), set()
-    for row in rows:
-        name = row["group_id"]
-        seen.add(name)
-        if name in closed or row["state"] == "failed":
-            continue
-        if row["state"] == "finished" and not row["discarded"]:
-            waiting[row["attempt_id"]] = row["episode_id"]
-            open_groups.add(name)
-        elif row["state"] == "finished" or row["reason"] not in INTERRUPTIONS:
-            lost.add(row["episode_id"])
-        else:
-            open_groups.add(name)
-    issues = [
-        issue
-        for issue in range(ledger.mark("issue") + 1)
-        if f"g{issue}" in open_groups or f"g{issue}" not in seen
-    ]
+    waiting, lost, open_groups = _standing([row for row in rows if row["group_id"] not in closed])
+    seen = {row["group_id"] for row in rows}
+    issues = [issue for issue in range(until, end) if f"g{issue}" in open_groups or f"g{issue}" not in seen]
     trajectories = read_trajectories(reader, "attempt_id IN (SELECT unnest(?))", [list(waiting)])
-    brought: dict[str, list[object]] = {}
-    for trajectory in sorted(trajectories, key=lambda one: one.row.finished_us):
+    trajectories.sort(key=lambda one: one.row.finished_us)
+    if leave:
+        return Left(gone=tuple(trajectories), until=end)
+    brought: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
         brought.setdefault(waiting[trajectory.row.attempt_id], []).append(trajectory)
     wanted = {f"g{issue}" for issue in issues}
     past = Past(
-        finished=brought,  # type: ignore[arg-type]
+        finished=brought,
         lost=frozenset(lost),
         next_attempts=next_attempts([row for row in rows if row["group_id"] in wanted]),
     )
-    return Left(issues=tuple(issues), past=past, chosen=_chosen(reader, set(issues)))
+    return Left(issues=tuple(issues), past=past, chosen=_chosen(reader, set(issues)), until=until)
+
+
+def _standing(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], set[str], set[str]]:
+    """Return the attempts that wait (with their episodes), the episodes that ended for good with nothing, and the groups in
+    which something is to come: the last attempt at an episode says.
+    """
+    last: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        known = last.get(row["episode_id"])
+        if known is None or _number(row) >= _number(known):
+            last[row["episode_id"]] = row
+    waiting: dict[str, str] = {}
+    lost, open_groups = set(), set()
+    for episode, row in last.items():
+        finished = row["state"] == "finished"
+        if finished and not row["discarded"]:
+            waiting[row["attempt_id"]] = episode
+            open_groups.add(row["group_id"])
+        elif finished or (row["state"] == "dropped" and row["reason"] not in INTERRUPTIONS):
+            lost.add(episode)
+        else:
+            open_groups.add(row["group_id"])
+    return waiting, lost, open_groups
+
+
+def _number(row: Mapping[str, Any]) -> int:
+    return int(row["attempt_id"].rpartition(".")[2])
+
+
+def _left_until(reader: RunReader) -> int:
+    """Return the issue below which a resume said that nothing is gone on with."""
+    told = reader.table("events", ["detail"], where="kind = 'resumed'")["detail"].to_pylist()
+    return max((json.loads(detail or "{}").get("left_until", 0) for detail in told), default=0)
 
 
 def _chosen(reader: RunReader, issues: set[int]) -> dict[int, tuple[str, int]]:

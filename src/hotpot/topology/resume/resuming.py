@@ -76,6 +76,7 @@ class Resumption:
             "next_update": self.position.next_update,
             "next_issue": self.position.next_issue,
             **({"left_groups": len(self.left.issues)} if self.left.issues else {}),
+            **({"left_until": self.left.until} if self.left.until else {}),
         }
 
 
@@ -167,7 +168,7 @@ def take_up(
         position, past = _where(taking, reader, ledger, history, failed=rolled.failed is not None)
     else:
         position, past = behind_the_marks(ledger), NOTHING
-        left = read_left(reader, ledger)
+        left = read_left(reader, ledger, leave=any(name.startswith(COLLECTING) for name in taking.changed))
         why = [*why, f"topology.kind is {taking.recipe.topology.kind}"]
     problem = [position.problem] if position.problem else []
     return Resumption(
@@ -186,6 +187,8 @@ def _where(
 ) -> tuple[Position, Past]:
     if failed or taking.recipe.debug.mode != "train":
         return behind_the_marks(ledger), NOTHING
+    if "topology.kind" in taking.changed:  # what an asynchronous run left is no pending update
+        return behind_the_marks(ledger, "topology.kind changed"), NOTHING
     position = read_position(reader, ledger, history.update)
     if position.problem:
         return position, NOTHING
