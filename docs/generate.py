@@ -245,6 +245,7 @@ def _metrics() -> str:
         "gate": "Gate",
         "learn": "Learning",
         "replay": "Replay",
+        "queue": "Queue",
         "evaluation": "Evaluation",
         "system": "System",
     }
