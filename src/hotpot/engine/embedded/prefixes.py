@@ -162,8 +162,12 @@ class PrefixIndex:
         most = 0
         if not len(rest):
             return None, 0
-        for block in self._children.get(parent, {}).get(rest[:1].tobytes(), ()):
-            held = np.frombuffer(self._entries[block].tokens, dtype=np.int32)[: len(rest)]
+        wanted = rest.tobytes()
+        for block in self._children.get(parent, {}).get(wanted[:4], ()):
+            tokens, further = self._entries[block].tokens, 4 * (most + 1)
+            if len(tokens) < further or tokens[:further] != wanted[:further]:
+                continue  # it agrees no longer than the best so far
+            held = np.frombuffer(tokens, dtype=np.int32)[: len(rest)]
             different = np.flatnonzero(held != rest[: len(held)])
             count = int(different[0]) if different.size else len(held)
             if count > most:
