@@ -4,7 +4,7 @@ Called with a file for the figures, a recipe and overrides; trains as ``hotpot t
 processes each time an update is recorded. The measured phase is from the record of the update in which a tenth of the run
 is over (the engine is warm, actors and learner are under way) to the record of the last one: evaluations, checkpoints and
 the starting of processes are outside of it. Where the system keeps no processor times of other processes, the learner's
-are left out, and ``whole`` says so.
+are left out: read nothing from such a run.
 """
 
 import json
@@ -27,9 +27,10 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Clocks when an update was recorded: wall time, and processor time of the main process and of its children."""
+    """Clocks when an update was recorded: wall time, and processor time of the main loop's thread, of its process and of that one's children."""
 
     wall_s: float
+    loop_s: float
     main_s: float
     children_s: float
     trajectories: int
@@ -60,6 +61,7 @@ class Measured:
         self.readings.append(
             Reading(
                 wall_s=time.monotonic(),
+                loop_s=time.thread_time(),
                 main_s=time.process_time(),
                 children_s=sum(children),
                 trajectories=self._trajectories,
@@ -75,6 +77,7 @@ class Measured:
         return {
             "updates": len(self.readings),
             "wall_s": last.wall_s - first.wall_s,
+            "loop_s": last.loop_s - first.loop_s,
             "main_s": last.main_s - first.main_s,
             "children_s": last.children_s - first.children_s,
             "trajectories": last.trajectories - first.trajectories,
