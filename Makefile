@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-wo
 MODEL ?= runs/models/order_desk-$(SEED)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-faults bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults bench-stale bench-concurrency
+.PHONY: demo smollm2 test test-slow test-interop test-vllm test-gpu setup-vllm check docs format clean bench-cartpole bench-demo bench-engine bench-faults bench-gae bench-learner bench-loop bench-packing bench-replay bench-resume bench-store bench-store-faults bench-stale bench-concurrency bench-topologies
 
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -125,6 +125,9 @@ bench-resume: $(VENV)/.base  ## Kill training at every named place and compare w
 
 bench-stale: $(VENV)/.base  ## What a correction is worth on data that is 8 updates old: paired runs of the order desk
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/stale.py
+
+bench-topologies: $(VENV)/.base  ## The three topologies on an environment that answers late (injected); UPDATES=20 SEEDS=731 SCALE=0.25 HOLDOUT=64 tries it
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/topologies.py
 
 bench-store: $(VENV)/.bench  ## The experience store at scale, and against others; SCALE=0.02 takes a minute
 	SCALE=$(or $(SCALE),1) $(BIN)/python benchmarks/store.py

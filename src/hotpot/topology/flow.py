@@ -52,6 +52,8 @@ class Flow:
             wanted=recipe.rollout.samples_per_task,
             keep_within_s=0.0 if self.serial else KEEP_WITHIN_S,
         )
+        whole = recipe.rollout.tasks_per_batch * recipe.rollout.samples_per_task
+        self._batch_size = whole if recipe.queue.batch_tokens is None else 0
         self._batch: UpdateBatch | None = None
         self._to_publish = self._to_evaluate = self._leaving = False
         self._published_s = self._now_s()
@@ -118,7 +120,8 @@ class Flow:
 
     def collect(self, *, idle_s: float = WAIT_S) -> None:
         """Let actors and engine do a piece of work, and take in what finished; wait at most ``idle_s`` where none has any."""
-        hungry = not self.learning.busy
+        # Where it wouldn't make a batch, it may as well be acknowledged together with what comes next.
+        hungry = not self.learning.busy and self.line.depth + self.harvest.pending >= self._batch_size
         self._take_in(self.harvest.turn(self._now_s(), wait_s=0.0 if self.serial else idle_s, hungry=hungry))
         self._watch.turn(self.harvest)
         self.session.stop.check()

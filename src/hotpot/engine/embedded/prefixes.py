@@ -168,7 +168,10 @@ class PrefixIndex:
             if self._entries[block].tokens.startswith(wanted):
                 return block, len(rest)
         for block in candidates:
-            held = np.frombuffer(self._entries[block].tokens, dtype=np.int32)[: len(rest)]
+            tokens, further = self._entries[block].tokens, 4 * (most + 1)
+            if len(tokens) < further or tokens[:further] != wanted[:further]:
+                continue  # it agrees no longer than the best so far
+            held = np.frombuffer(tokens, dtype=np.int32)[: len(rest)]
             different = np.flatnonzero(held != rest[: len(held)])
             count = int(different[0]) if different.size else len(held)
             if count > most:

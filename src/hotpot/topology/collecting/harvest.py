@@ -67,6 +67,11 @@ class Harvest:
         """Episodes under way."""
         return len(self._work.live)
 
+    @property
+    def pending(self) -> int:
+        """Trajectories that finished and are not acknowledged yet."""
+        return len(self._pending.trajectories)
+
     def issue(self, plans: Sequence[EpisodePlan], past: Past = NOTHING) -> Harvested:
         """Take ``plans``, whole groups, in line; what an earlier process left of them counts at once (``past``)."""
         self.groups.issue(plans)

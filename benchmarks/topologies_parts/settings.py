@@ -1,0 +1,53 @@
+"""What the runs of the benchmark of topologies are: the reference shape, the law of waiting, and each topology's settings.
+
+Pure: starts nothing. ``SCALE`` makes the shape smaller, groups of actors and of tasks alike, so that small runs wait for the
+same things.
+"""
+
+import os
+
+CORES = 2
+"""Cores that every run is given: the law of waiting is fixed for as many."""
+SCALE = float(os.environ.get("SCALE", "1"))
+UPDATES = int(os.environ.get("UPDATES", "200"))
+
+RECIPE = "recipes/order_desk.toml"
+GROUPS, ENVIRONMENTS = max(1, round(16 * SCALE)), 32
+TASKS, SAMPLES = max(2, round(16 * SCALE)), 8
+DEPTH = max(TASKS * SAMPLES, round(200 * SCALE))
+OVER_ISSUE = 0.25
+PUBLISH_EVERY = 10
+MAX_STALENESS = 24
+"""Above what a steady run comes to: 9 updates until the next publish, and 6 batches that are under way or wait."""
+
+LAW = {"kind": "lognormal", "mean_s": 0.15, "sigma": 1.0, "longest_s": 1.5}
+"""How long each call of an environment waits, the reset too: most a tenth of a second, the longest 15 times that."""
+
+LEARNING = ["learner.epochs=2", "learner.decoupled=stale"]
+"""Two epochs: an update costs the processor about as much as generating its trajectories, so that two cores can be full."""
+
+COMMON = [
+    "run.threads=1", "run.trace=false", "checkpoint.every_updates=0", "evaluation.every_updates=0",
+    "evaluation.greedy=false", f"topology.updates={UPDATES}", f"rollout.tasks_per_batch={TASKS}",
+    f"rollout.samples_per_task={SAMPLES}", f"engine.max_concurrency={GROUPS * ENVIRONMENTS}", *LEARNING,
+]  # fmt: skip
+
+WAITING = [
+    "env.kind=hotpot.testing.latency:ORDER_DESK",
+    *(f"env.params.latency.{name}={value}" for name, value in LAW.items()),
+    "actors.kind=threads", f"actors.groups={GROUPS}", f"actors.environments_per_group={ENVIRONMENTS}",
+]  # fmt: skip
+
+TOPOLOGIES: dict[str, list[str]] = {
+    "sync": ["topology.kind=sync", f"actors.over_issue={OVER_ISSUE}"],
+    "async": [
+        "topology.kind=async", f"topology.publish_every_updates={PUBLISH_EVERY}", f"queue.depth={DEPTH}",
+        "queue.when_full=block", f"queue.max_staleness={MAX_STALENESS}",
+    ],
+    "batched": [
+        "topology.kind=batched_async", f"topology.publish_every_updates={PUBLISH_EVERY}", "topology.batches_ahead=3",
+        f"actors.over_issue={OVER_ISSUE}",
+    ],
+}  # fmt: skip
+"""Where actors wait for nobody nothing has to be cut: ``async`` issues no more episodes than it wants. Once its queue is full
+they begin no more, so that nothing is generated in vain."""
