@@ -74,7 +74,7 @@ def test_every_batch_is_learned_as_late_as_was_asked_for(
     }  # fmt: skip
     warmstart(build_recipe(settings, [], origin="test"), tmp_path / "model")
     recipe = build_recipe(settings, [f"model.path={tmp_path / 'model'}"], origin="test")
-    monkeypatch.setattr(runs, "run_sync", partial(run_delayed, staleness=2))
+    monkeypatch.setitem(runs.TOPOLOGIES, "sync", partial(run_delayed, staleness=2))
     folder = runs.train(recipe, console=Console(quiet=True))
     benchmark.check_staleness(folder, 2)
     with pytest.raises(SystemExit, match=r"update 3 of .* is not 1 updates stale, but \(2\.0, 2\)"):

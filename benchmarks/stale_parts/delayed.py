@@ -42,7 +42,7 @@ def run_delayed(session: Session, *, staleness: int) -> None:
 def main() -> None:
     staleness, recipe, *overrides = sys.argv[1:]
     # The ends of a run (evaluations, checkpoints, summary) are those of any; only its loop is this one.
-    runs.run_sync = partial(run_delayed, staleness=int(staleness))
+    runs.TOPOLOGIES["sync"] = partial(run_delayed, staleness=int(staleness))
     runs.train(load_recipe(Path(recipe), overrides), console=Console(quiet=True))
 
 

@@ -108,7 +108,7 @@ def test_a_resumed_run_chooses_as_the_one_that_was_never_interrupted(
     whole = train(mixed(model, tmp_path / "whole"))
     recipe = mixed(model, tmp_path / "cut")
     with monkeypatch.context() as patch:
-        real = runs.run_sync
+        real = runs.TOPOLOGIES["sync"]
 
         def cut_short(session) -> None:
             session.recipe = build_recipe(
@@ -116,7 +116,7 @@ def test_a_resumed_run_chooses_as_the_one_that_was_never_interrupted(
             )
             real(session)
 
-        patch.setattr(runs, "run_sync", cut_short)
+        patch.setitem(runs.TOPOLOGIES, "sync", cut_short)
         folder = train(recipe)
     heard: list[Any] = []
     real_read = wiring.read_outcomes

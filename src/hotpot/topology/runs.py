@@ -9,7 +9,7 @@ Owns the ends: how a run starts, is resumed, is stopped and is summed up. The lo
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -33,7 +33,7 @@ from hotpot.topology.sync import run_sync
 from hotpot.topology.wiring import EVALUATING, RESUMED, wire
 from hotpot.types import EvaluationRow, Purpose
 
-TOPOLOGIES: Mapping[str, Callable[[Session], None]] = {
+TOPOLOGIES: dict[str, Callable[[Session], None]] = {
     "sync": run_sync,
     "batched_async": run_batched_async,
     "async": run_async,
