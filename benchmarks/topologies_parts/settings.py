@@ -13,7 +13,7 @@ UPDATES = int(os.environ.get("UPDATES", "200"))
 
 RECIPE = "recipes/order_desk.toml"
 GROUPS, ENVIRONMENTS = max(1, round(16 * SCALE)), 32
-TASKS, SAMPLES = max(2, round(16 * SCALE)), 8
+TASKS, SAMPLES = max(2, round(8 * SCALE)), 8
 DEPTH = max(TASKS * SAMPLES, round(200 * SCALE))
 OVER_ISSUE = 0.25
 PUBLISH_EVERY = 10
@@ -23,8 +23,11 @@ MAX_STALENESS = 24
 LAW = {"kind": "lognormal", "mean_s": 0.15, "sigma": 1.0, "longest_s": 1.5}
 """How long each call of an environment waits, the reset too: most a tenth of a second, the longest 15 times that."""
 
-LEARNING = ["learner.epochs=2", "learner.decoupled=stale"]
-"""Two epochs: an update costs the processor about as much as generating its trajectories, so that two cores can be full."""
+LEARNING = [
+    "learner.advantages=reinforce_pp", "learner.learning_rate=4e-5", "learner.decoupled=stale",
+]  # fmt: skip
+"""Every trajectory is learned from, whatever its group's rewards: an update costs as much at the end as at the start, and
+the learner has something to do throughout. The rate is such that the order desk takes most of the updates to learn."""
 
 COMMON = [
     "run.threads=1", "run.trace=false", "checkpoint.every_updates=0", "evaluation.every_updates=0",
@@ -42,7 +45,7 @@ TOPOLOGIES: dict[str, list[str]] = {
     "sync": ["topology.kind=sync", f"actors.over_issue={OVER_ISSUE}"],
     "async": [
         "topology.kind=async", f"topology.publish_every_updates={PUBLISH_EVERY}", f"queue.depth={DEPTH}",
-        "queue.when_full=block", f"queue.max_staleness={MAX_STALENESS}",
+        "queue.when_full=drop_oldest", f"queue.max_staleness={MAX_STALENESS}",
     ],
     "batched": [
         "topology.kind=batched_async", f"topology.publish_every_updates={PUBLISH_EVERY}", "topology.batches_ahead=3",

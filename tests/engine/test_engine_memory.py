@@ -108,6 +108,32 @@ def test_tokens_decide_whatever_the_hash_says(
 # Placing -------------------------------------------------------------------------------------------------------------
 
 
+SHORT = st.lists(st.sampled_from([0, 1, 255, 256, 65_536, 2**31 - 1]), min_size=1, max_size=5)
+
+
+@given(known=st.lists(SHORT, max_size=12), gone=st.sets(st.integers(0, 11)), asked=SHORT)
+def test_of_all_parts_the_one_that_agrees_longest_is_found(
+    known: list[list[int]], gone: set[int], asked: list[int]
+) -> None:
+    index = PrefixIndex("0")
+    held: dict[int, list[int]] = {}
+    for block, part in enumerate(known):
+        node = index.add(block, index.root, np.array(part, dtype=np.int32))
+        if node is not None and node.block == block:
+            held[block] = part
+    for block in gone:
+        index.forget(block)
+        held.pop(block, None)
+
+    def agrees(part: list[int]) -> int:
+        pairs = zip(part, asked, strict=False)
+        return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(part), len(asked)))
+
+    found = index.find(np.array(asked, dtype=np.int32), len(asked))
+    assert found.part_tokens == max((agrees(part) for part in held.values()), default=0)
+    assert found.part is None if not found.part_tokens else agrees(held[found.part or 0]) == found.part_tokens
+
+
 def test_a_session_goes_on_where_its_blocks_lie() -> None:
     memory = make_memory()
     context = tokens((1, B), (2, 20))

@@ -4,13 +4,14 @@ Owns the index. A block is found by a hash chained over *all* tokens up to its e
 whatever else changes keys and values; a hash is a hint only, the tokens decide: a block counts only if its own tokens are
 equal and it continues the very block that was found before it. Knows no tensors and no requests.
 
-A context ends inside a block more often than not. Such a part of a block is found too: by what it follows and its first
-token, then compared token by token, as far as it agrees.
+A context ends inside a block more often than not. Such a part of a block is found too, as far as it agrees: of all that
+follows one block, in the order of its bytes, what agrees longest stands next to where the wanted tokens would stand.
 
 Invariants: after :meth:`PrefixIndex.restart` nothing that was there before is found; a block stands for one piece of
 context, and a piece of context is held by at most one block.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,6 +23,8 @@ from hotpot.engine.embedded.blocks import BLOCK_TOKENS
 
 Tokens = NDArray[np.int32]
 Digest = bytes
+
+_TOKEN_BYTES = 4
 
 
 def chain(parent: Digest, piece: bytes) -> Digest:
@@ -65,7 +68,9 @@ class PrefixIndex:
         self._chain = hasher
         self._entries: dict[int, _Entry] = {}
         self._blocks: dict[Digest, int] = {}
-        self._children: dict[int, dict[bytes, list[int]]] = {}
+        self._children: dict[
+            int, list[tuple[bytes, int]]
+        ] = {}  # by the block before: sorted tokens and their block
         self.root = Node(b"", -1)
         self.restart(root)
 
@@ -127,13 +132,13 @@ class PrefixIndex:
             self.forget(other)
         self._entries[block] = _Entry(parent, digest, piece)
         self._blocks[digest] = block
-        self._children.setdefault(parent.block, {}).setdefault(piece[:4], []).append(block)
+        insort(self._children.setdefault(parent.block, []), (piece, block))
         return Node(digest, block)
 
     def held(self, block: int) -> int:
         """Return of how many tokens ``block`` is known to hold keys and values; 0 where it is not found."""
         entry = self._entries.get(block)
-        return 0 if entry is None else len(entry.tokens) // 4
+        return 0 if entry is None else len(entry.tokens) // _TOKEN_BYTES
 
     def forget(self, block: int) -> None:
         """Let ``block`` not be found any more, nor what continues it."""
@@ -142,15 +147,11 @@ class PrefixIndex:
             return
         del self._blocks[entry.digest]
         siblings = self._children[entry.parent.block]
-        first = entry.tokens[:4]
-        siblings[first].remove(block)
-        if not siblings[first]:
-            del siblings[first]
+        del siblings[bisect_left(siblings, (entry.tokens, block))]
         if not siblings:
             del self._children[entry.parent.block]
-        for children in list(self._children.get(block, {}).values()):
-            for child in list(children):
-                self.forget(child)
+        for _, child in self._children.get(block, [])[:]:
+            self.forget(child)
 
     def _holds(self, node: Node) -> bool:
         entry = self._entries.get(node.block)
@@ -160,20 +161,22 @@ class PrefixIndex:
         """Return the block after ``parent`` whose tokens agree longest with ``rest``, and how many do."""
         best: int | None = None
         most = 0
-        if not len(rest):
+        siblings = self._children.get(parent)
+        if siblings is None or not len(rest):
             return None, 0
         wanted = rest.tobytes()
-        candidates = self._children.get(parent, {}).get(wanted[:4], ())
-        for block in candidates:
-            if self._entries[block].tokens.startswith(wanted):
-                return block, len(rest)
-        for block in candidates:
-            tokens, further = self._entries[block].tokens, 4 * (most + 1)
-            if len(tokens) < further or tokens[:further] != wanted[:further]:
-                continue  # it agrees no longer than the best so far
-            held = np.frombuffer(tokens, dtype=np.int32)[: len(rest)]
-            different = np.flatnonzero(held != rest[: len(held)])
-            count = int(different[0]) if different.size else len(held)
+        place = bisect_left(siblings, (wanted, -1))
+        for tokens, block in siblings[max(place - 1, 0) : place + 1]:
+            count = _num_equal(tokens, wanted)
             if count > most:
                 best, most = block, count
         return best, most
+
+
+def _num_equal(one: bytes, other: bytes) -> int:
+    """Return how many tokens two pieces begin with alike."""
+    size = min(len(one), len(other))
+    apart = int.from_bytes(one[:size], "little") ^ int.from_bytes(other[:size], "little")
+    # The lowest bit that differs is in the first token that does.
+    first = (apart & -apart).bit_length() - 1 if apart else 8 * size
+    return first // (8 * _TOKEN_BYTES)
