@@ -7,8 +7,9 @@ In turns, seed by seed, from the same starting model on the same tasks: `sync`, 
 
 `sync_idle_share`           1 - processor time of all the run's processes / (cores x wall time), of the measured phase
 `async_over_sync`, `batched_over_sync`   trajectories learned per second; medians over the seeds of the ratio of runs beside each other
-`async_over_ideal`          over two cores that share generating and learning without a rest, at the rates of one core for
-                            each: measured by itself, without latency, environments inline (`benchmarks/topologies_parts/rates.py`)
+`async_over_ideal`          time of two cores that share generating and learning without a rest, at the rates of one core for
+                            each, over the run's: measured by itself, without latency, environments inline, by the token
+                            (`benchmarks/topologies_parts/rates.py`)
 `holdout_difference_low`    hold-out success after the last update minus that of sync, lower end of the paired 95 % interval:
                             same tasks, same number of trajectories, all seeds together (pairs are tasks)
 
@@ -28,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from topologies_parts.judge import Run, difference_low, ideal_rate, read_run, tables
+from topologies_parts.judge import Run, difference_low, ideal_s, read_run, tables
 from topologies_parts.settings import (
     COMMON,
     CORES,
@@ -62,19 +63,19 @@ def main() -> None:
         flush=True,
     )
     runs: dict[str, list[Run]] = {name: [] for name in TOPOLOGIES}
-    rates = []
+    parts: list[dict[str, float]] = []
     for seed in seeds:
         model = starting_model(folder, seed)
-        rates.append(ideal(folder, seed, model))
+        parts.append(one_core(folder, seed, model))
         for name in TOPOLOGIES:
             runs[name].append(one(folder, seed, name, model))
-    line = judged(runs, rates)
+    line = judged(runs, parts)
     print(json.dumps(line))
     if missed(line):
         sys.exit(1)
 
 
-def judged(runs: dict[str, list[Run]], rates: list[float]) -> dict[str, Any]:
+def judged(runs: dict[str, list[Run]], parts: list[dict[str, float]]) -> dict[str, Any]:
     """Return the figures of all runs."""
 
     def over_sync(name: str) -> float:
@@ -85,7 +86,9 @@ def judged(runs: dict[str, list[Run]], rates: list[float]) -> dict[str, Any]:
     for name in ("async", "batched"):
         mean, lows[name] = difference_low(runs[name], runs["sync"])
         print(f"hold-out success of {name} minus sync: {mean:+.4f}, at least {lows[name]:+.4f}", flush=True)
-    over_ideal = statistics.median(run.rate / rate for run, rate in zip(runs["async"], rates, strict=True))
+    over_ideal = statistics.median(
+        ideal_s(one, CORES, run.tokens) / run.wall_s for run, one in zip(runs["async"], parts, strict=True)
+    )
     return {
         "sync_idle_share": round(statistics.median(run.idle_share(CORES) for run in runs["sync"]), 4),
         "async_over_sync": round(over_sync("async"), 3),
@@ -140,8 +143,8 @@ def one(folder: Path, seed: int, name: str, model: Path) -> Run:
     return found
 
 
-def ideal(folder: Path, seed: int, model: Path) -> float:
-    """Return the ideal trajectories per second of one seed's starting model."""
+def one_core(folder: Path, seed: int, model: Path) -> dict[str, float]:
+    """Return what one core generates and learns with one seed's starting model."""
     figures = measured(
         "rates.py",
         folder,
@@ -150,13 +153,14 @@ def ideal(folder: Path, seed: int, model: Path) -> float:
         model,
         ["run.self_test=false", "evaluation.num_tasks_final=1"],
     )
-    rate = ideal_rate(figures, CORES)
+    size = figures["tokens"]
     print(
-        f"{seed} ideal: {rate:.1f} trajectories/s; one core: {1e3 * figures['generate_s']:.2f} ms to generate one, "
-        f"{1e3 * figures['learn_s']:.2f} ms to learn one ({figures['trajectories']} of them); load {figures['load']}",
+        f"{seed} ideal: {CORES / size / (figures['generate_s'] + figures['learn_s']):.1f} trajectories/s of {size:.0f} tokens; "
+        f"one core: {1e3 * size * figures['generate_s']:.2f} ms to generate one, {1e3 * size * figures['learn_s']:.2f} ms to "
+        f"learn one ({figures['trajectories']} of them); load {figures['load']}",
         flush=True,
     )
-    return rate
+    return figures
 
 
 def measured(

@@ -24,10 +24,11 @@ where t.purpose = 'evaluation' order by task"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one run came to: trajectories learned, wall time and processor time of its measured phase, and by hold-out task
-    whether it is solved at the end."""
+    """What one run came to: trajectories learned and the tokens they hold, wall time and processor time of its measured phase,
+    and by hold-out task whether it is solved at the end."""
 
     trajectories: int
+    tokens: int
     wall_s: float
     processor_s: float
     solved: Mapping[str, bool]
@@ -47,15 +48,16 @@ def read_run(folder: Path, figures: Mapping[str, Any]) -> Run:
     rows = open_run(folder).sql(OUTCOMES).to_pylist()
     return Run(
         trajectories=figures["trajectories"],
+        tokens=figures["tokens"],
         wall_s=figures["wall_s"],
         processor_s=figures["main_s"] + figures["children_s"],
         solved={row["task"]: bool(row["solved"]) for row in rows},
     )
 
 
-def ideal_rate(parts: Mapping[str, float], cores: int) -> float:
-    """Return trajectories per second where ``cores`` share generating and learning without a rest."""
-    return cores / (parts["generate_s"] + parts["learn_s"])
+def ideal_s(parts: Mapping[str, float], cores: int, tokens: int) -> float:
+    """Return how long ``cores`` take for ``tokens`` where they share generating and learning without a rest."""
+    return tokens * (parts["generate_s"] + parts["learn_s"]) / cores
 
 
 def difference_low(ours: Sequence[Run], base: Sequence[Run]) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rich.console import Console
 from hotpot.config.load import load_recipe
 from hotpot.topology import runs
 from hotpot.topology.session import Session
+from hotpot.types import Trajectory
 
 WARM_SHARE = 0.1
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -34,6 +36,7 @@ class Reading:
     main_s: float
     children_s: float
     trajectories: int
+    tokens: int
     spans: dict[str, float]
 
 
@@ -42,7 +45,7 @@ class Measured:
 
     def __init__(self) -> None:
         self.readings: list[Reading] = []
-        self._trajectories = 0
+        self._trajectories = self._tokens = 0
 
     def install(self) -> None:
         """Have every session read the clocks after it has recorded an update."""
@@ -50,13 +53,14 @@ class Measured:
 
         def recording(session: Session, result: Any, batch: Any, published: Any, **more: Any) -> None:
             record(session, result, batch, published, **more)
-            measured.take(session, len(batch.collected))
+            measured.take(session, batch.collected)
 
         Session.record_update = recording  # type: ignore[method-assign]
 
-    def take(self, session: Session, trajectories: int) -> None:
-        """Read the clocks; ``trajectories`` more were learned from."""
-        self._trajectories += trajectories
+    def take(self, session: Session, collected: Sequence[Trajectory]) -> None:
+        """Read the clocks; ``collected`` was learned from."""
+        self._trajectories += len(collected)
+        self._tokens += sum(one.row.num_prompt_tokens + one.row.num_sampled_tokens for one in collected)
         children = [processor_s(pid) for pid in session.dog.children().values()]
         self.readings.append(
             Reading(
@@ -65,6 +69,7 @@ class Measured:
                 main_s=time.process_time(),
                 children_s=sum(children),
                 trajectories=self._trajectories,
+                tokens=self._tokens,
                 spans=dict(session.timeline.totals()),
             )
         )
@@ -81,6 +86,7 @@ class Measured:
             "main_s": last.main_s - first.main_s,
             "children_s": last.children_s - first.children_s,
             "trajectories": last.trajectories - first.trajectories,
+            "tokens": last.tokens - first.tokens,
             "spans": {name: round(seconds, 3) for name, seconds in spans.items() if seconds > 0},
         }
 

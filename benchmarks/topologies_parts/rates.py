@@ -2,7 +2,8 @@
 
 Called with a file for the figures, a recipe and overrides. Generates as many episodes at once as the runs have, without
 latency, environments inline; then learns them in batches of the recipe. One thread. What counts is that thread's own
-processor time, so other programs on the machine change little; storing is in neither figure.
+processor time, so other programs on the machine change little; storing is in neither figure. Both are by the token of what
+was collected, prompts and all: a policy that learns comes to write more or less, and a run is compared on what it wrote.
 """
 
 import json
@@ -41,7 +42,7 @@ class Stopwatch:
 
 
 def run_rates(session: Session, out: Path) -> None:
-    """Generate, learn, and write what one trajectory of each costs."""
+    """Generate, learn, and write what a token of each costs."""
     keep, watch = session.intake.keep, Stopwatch()
 
     def kept(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -61,9 +62,10 @@ def run_rates(session: Session, out: Path) -> None:
     generating_s = watch.seconds["generate"] - watch.seconds["store"]
     figures = {
         "trajectories": len(found),
-        "generate_s": generating_s / len(found),
-        "learn_s": watch.seconds["learn"] / (size * (BATCHES - 1)),
-        "store_s": watch.seconds["store"] / len(found),
+        "tokens": tokens(found) / len(found),
+        "generate_s": generating_s / tokens(found),
+        "learn_s": watch.seconds["learn"] / tokens(found[size : BATCHES * size]),
+        "store_s": watch.seconds["store"] / tokens(found),
     }
     out.write_text(json.dumps(figures), encoding="utf-8")
 
@@ -75,6 +77,11 @@ def generate(session: Session, num_tasks: int) -> list[Trajectory]:
     for one in session.intake.collect(sampler.issue(num_tasks), Purpose.TRAINING):
         groups.setdefault(one.row.group_id, []).append(one)
     return [one for group in groups.values() for one in group]
+
+
+def tokens(trajectories: Sequence[Trajectory]) -> int:
+    """Return how many tokens the contexts of ``trajectories`` hold."""
+    return sum(one.row.num_prompt_tokens + one.row.num_sampled_tokens for one in trajectories)
 
 
 def learn(session: Session, collected: list[Trajectory]) -> None:

@@ -4,7 +4,8 @@ Knows the schema and the words of the replies; not what is asked for, nor what i
 """
 
 import sqlite3
-from collections.abc import Iterable
+from contextlib import closing
+from functools import lru_cache
 
 from hotpot.envs.order_desk.arithmetic import evaluate
 from hotpot.envs.tools import Toolbox, clip
@@ -20,17 +21,34 @@ create table prices (
 """
 
 
+Rows = tuple[tuple[str | int, ...], ...]
+
+_IMAGES = 256
+"""Filled databases that are kept: the episodes of a group begin with the same one."""
+
+
 def _empty_database() -> bytes:
     """Return the image of a database with the schema and no rows: loading it is ten times faster than creating it."""
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    try:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         db.executescript(_SCHEMA)
         return db.serialize()
-    finally:
-        db.close()
 
 
-_IMAGE = _empty_database()
+_EMPTY = _empty_database()
+
+
+@lru_cache(maxsize=_IMAGES)
+def _filled_database(customers: Rows, items: Rows, prices: Rows) -> bytes:
+    """Return the image of a database with these rows. Each row that is written lets go of the interpreter's lock, which many
+    threads want, so that rows are written once for all episodes that begin with them."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        db.deserialize(_EMPTY)
+        db.execute("begin")
+        db.executemany("insert into customers (name, id) values (?, ?)", customers)
+        db.executemany("insert into items values (?, ?, ?)", items)
+        db.executemany("insert into prices values (?, ?, ?)", prices)
+        db.execute("commit")
+        return db.serialize()
 
 
 class Desk:
@@ -42,18 +60,14 @@ class Desk:
     def __init__(
         self,
         *,
-        customers: Iterable[tuple[str, int]],
-        items: Iterable[tuple[str, int, str]],
-        prices: Iterable[tuple[int, str, int]],
+        customers: tuple[tuple[str, int], ...],
+        items: tuple[tuple[str, int, str], ...],
+        prices: tuple[tuple[int, str, int], ...],
     ) -> None:
-        """Fill a fresh database with (name, id), (item, list price, unit) and (customer id, item, price) rows."""
+        """Open a fresh database with (name, id), (item, list price, unit) and (customer id, item, price) rows."""
+        image = _filled_database(customers, items, prices)
         self._db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-        self._db.deserialize(_IMAGE)
-        self._db.execute("begin")
-        self._db.executemany("insert into customers (name, id) values (?, ?)", customers)
-        self._db.executemany("insert into items values (?, ?, ?)", items)
-        self._db.executemany("insert into prices values (?, ?, ?)", prices)
-        self._db.execute("commit")
+        self._db.deserialize(image)
 
     def find_customer(self, name: str) -> str:
         """find a customer's id

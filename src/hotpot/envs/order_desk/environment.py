@@ -72,7 +72,7 @@ def open_desk(order: Order) -> Desk:
     """Return a desk whose database holds the order's rows, with the catalogue's units. KeyError: an unknown item."""
     return Desk(
         customers=order.customers,
-        items=((item, price, UNITS[item]) for item, price in order.list_prices),
+        items=tuple((item, price, UNITS[item]) for item, price in order.list_prices),
         prices=order.prices,
     )
 
