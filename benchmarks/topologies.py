@@ -85,7 +85,14 @@ def judged(runs: dict[str, list[Run]], parts: list[dict[str, float]]) -> dict[st
     lows = {}
     for name in ("async", "batched"):
         mean, lows[name] = difference_low(runs[name], runs["sync"])
-        print(f"hold-out success of {name} minus sync: {mean:+.4f}, at least {lows[name]:+.4f}", flush=True)
+        seeds = ", ".join(
+            f"{difference_low([one], [other])[0]:+.4f}"
+            for one, other in zip(runs[name], runs["sync"], strict=True)
+        )
+        print(
+            f"hold-out success of {name} minus sync: {mean:+.4f}, at least {lows[name]:+.4f}; by seed {seeds}",
+            flush=True,
+        )
     over_ideal = statistics.median(
         ideal_s(one, CORES, run.tokens) / run.wall_s for run, one in zip(runs["async"], parts, strict=True)
     )
