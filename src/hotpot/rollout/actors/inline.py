@@ -50,9 +50,14 @@ class InlineActors:
         if gone is None:
             self._progress[call.actor_id] += 1
 
-    def ready(self, timeout_s: float) -> list[Reply]:  # noqa: ARG002 (what is not there will not come by waiting)
-        """Return the replies to all calls begun since, in their order."""
-        return self._desk.take()
+    def ready(self, timeout_s: float) -> list[Reply]:
+        """Return the replies to all calls begun since, in their order. Where there is none, none comes by waiting; but whoever
+        would wait has nothing else to do, and sleeps so long.
+        """
+        replies = self._desk.take()
+        if not replies and timeout_s > 0:
+            time.sleep(timeout_s)
+        return replies
 
     def assign(self, group: str) -> str:
         """Return the actor of ``group`` whose turn it is."""

@@ -1,0 +1,24 @@
+"""Weights that a resume serves under a new policy version: what they sampled before is no staler for it."""
+
+from collections.abc import Callable
+
+from flow_parts import QUICK, wired
+
+from hotpot.config import Recipe
+from hotpot.testing.records import make_trajectory
+from hotpot.topology.updates.batch import UpdateBatch
+
+
+def test_the_learner_takes_tokens_of_an_earlier_number_of_its_weights_for_its_own(
+    recipe: Callable[..., Recipe],
+) -> None:
+    with wired(recipe(*QUICK)) as (session, _):
+        first = session.progress.policy_version
+        session.adopt(1, "the same")
+        session.adopt(2, "the same")
+        assert session.same_weights() == {first + 1: first + 2}
+        # Nothing in the trajectories says so: their steps name the checksum of what sampled their first tokens only.
+        found = [make_trajectory(issue=issue, policy_version=first + issue) for issue in range(3)]
+        batch = session.draw(UpdateBatch(update=3, collected=found))
+        learned = [set(part.token_policy_version[part.loss_mask].tolist()) for part in batch.sequences()]
+        assert learned == [{first}, {first + 2}, {first + 2}]
