@@ -83,6 +83,7 @@ class Flow:
             self.session.rollout.paused, self.session.rollout.held = False, ()
             try:
                 self._take_in(self.harvest.close())
+                self.session.tell_departures()
             finally:
                 self.learning.close()
 
@@ -209,6 +210,7 @@ class Flow:
         if batch is None:
             raise LearnerError("an update came back that nobody asked for")
         reach("learned")
+        session.tell_departures()
         made = session.adopt(batch.update, learned.checksum)
         session.record_update(learned.result, batch, made, learn_s=learned.seconds)
         self._batch = None
@@ -278,7 +280,8 @@ class Flow:
         """Come to rest: record the update under way, serve the newest weights, keep them."""
         session, self._leaving = self.session, True
         if self.learning.busy:
-            found = self._last_word("at work")
+            with session.evidence_kept():
+                found = self._last_word("at work")
             if isinstance(found, Learned):
                 self._record(found)
         if session.engine.info().policy_version != session.progress.policy_version:

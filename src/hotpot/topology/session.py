@@ -395,16 +395,20 @@ class Session:
 
     @contextmanager
     def _departures_kept(self) -> Iterator[None]:
-        """Put on record, with their counts, departures from the frozen sampling parameters, however collecting ends."""
+        """Tell departures, however collecting ends."""
         try:
             yield
         finally:
-            found = self.departures.events()
-            for kind, detail in found:
-                self.view.message(f"{kind}: {canonical_json(detail)}")
-            if found:
-                told = [self.event(kind, detail) for kind, detail in found]
-                self.store.record([*told, *self.measure(self.progress.update)])
+            self.tell_departures()
+
+    def tell_departures(self) -> None:
+        """Put on record, with their counts, the departures from the frozen sampling parameters since they were told last."""
+        found = self.departures.events()
+        for kind, detail in found:
+            self.view.message(f"{kind}: {canonical_json(detail)}")
+        if found:
+            told = [self.event(kind, detail) for kind, detail in found]
+            self.store.record([*told, *self.measure(self.progress.update)])
 
     # ---- beside the updates ----
 
