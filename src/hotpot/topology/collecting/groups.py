@@ -56,6 +56,12 @@ class CompleteGroup:
         return sum(trajectory.row.num_sampled_tokens for trajectory in self.trajectories)
 
 
+def in_order(groups: Iterable[CompleteGroup]) -> tuple[Trajectory, ...]:
+    """Return the trajectories of ``groups`` in order of finishing over all of them."""
+    pairs = [pair for group in groups for pair in zip(group.arrivals, group.trajectories, strict=True)]
+    return tuple(trajectory for _, trajectory in sorted(pairs, key=lambda pair: pair[0]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turned:
     """What a turn came to. ``complete`` groups in order of issue; ``empty`` are groups that ended with nothing; ``cut`` are

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from hotpot.config.sections import QueueSection
 from hotpot.topology.collecting.discards import Discard, discards, oldest_version
-from hotpot.topology.collecting.groups import CompleteGroup
+from hotpot.topology.collecting.groups import CompleteGroup, in_order
 from hotpot.types import DiscardReason, Trajectory
 
 
@@ -48,8 +48,7 @@ class Taken:
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         """All of the batch, in order of finishing."""
-        pairs = [pair for one in self.groups for pair in zip(one.arrivals, one.trajectories, strict=True)]
-        return tuple(trajectory for _, trajectory in sorted(pairs, key=lambda pair: pair[0]))
+        return in_order(self.groups)
 
 
 @dataclass(slots=True)
