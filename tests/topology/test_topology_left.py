@@ -1,4 +1,4 @@
-"""What waits, read from the record, and which groups were under way."""
+"""What an asynchronous run left under way, read from record and ledger: what waits, what is settled, which groups are open."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from hotpot.ids import again
 from hotpot.rollout import STOPPED
 from hotpot.testing.records import make_fork, make_leases, make_row, make_trajectory
 from hotpot.topology.collecting.groups import CUT
-from hotpot.topology.resume.waiting import open_issues, waiting_trajectories
+from hotpot.topology.resume.left import Left, read_left
 from hotpot.types import ConsumptionRow, DiscardRow, GroupRow, Purpose, Trajectory, UpdateRow
 
 
@@ -23,6 +23,7 @@ def store(tmp_path: Path) -> ExperienceStore:
 
 def lease(store: ExperienceStore, issue: int, *samples: int, attempt: int = 0) -> list[Trajectory]:
     made = [make_trajectory(issue=issue, sample=sample, attempt=attempt) for sample in samples]
+    store.ledger.reach("issue", issue)
     store.ledger.lease(make_leases(made))
     return made
 
@@ -38,11 +39,15 @@ def _named(trajectory: Trajectory, name: str) -> Trajectory:
     return Trajectory(row=replace(trajectory.row, **own), steps=steps)
 
 
-def names(reader: RunReader) -> list[str]:
-    return [trajectory.row.trajectory_id for trajectory in waiting_trajectories(reader)]
+def read(store: ExperienceStore, tmp_path: Path) -> Left:
+    return read_left(RunReader.open(tmp_path / "run"), store.ledger, leave=False)
 
 
-def test_what_nobody_collected_or_discarded_waits_in_order_of_finishing(
+def waiting(left: Left) -> list[str]:
+    return [one.row.trajectory_id for found in left.past.finished.values() for one in found]
+
+
+def test_what_nobody_collected_or_discarded_waits_with_its_forks(
     store: ExperienceStore, tmp_path: Path
 ) -> None:
     late, first = lease(store, 1, 0, 1)
@@ -52,15 +57,20 @@ def test_what_nobody_collected_or_discarded_waits_in_order_of_finishing(
     keep(store, used, gone)
     keep(store, late)
     held_out = make_trajectory(issue=7, purpose=Purpose.EVALUATION)
-    back = [_named(one, again(one.row.attempt_id, 1)) for one in lease(store, 5, 0)]
+    back = [_named(one, again(one.row.attempt_id, 1)) for one in lease(store, 2, 0)]
     store.ledger.lease(make_leases([held_out, *back]))
     keep(store, *back)
     keep(store, held_out)
     store.record_update(make_row(UpdateRow, update=1, collected_trajectories=("0.0.0",)), [], [], [])
     store.discard([make_row(DiscardRow, trajectory_id="0.1.0", reason="stale")])
-    reader = RunReader.open(tmp_path / "run")
-    assert names(reader) == ["1.1.0", "1.1.0/1", "1.0.0"]
-    assert [len(t.steps) for t in waiting_trajectories(reader)] == [2, 1, 2]
+    left = read(store, tmp_path)
+    assert sorted(waiting(left)) == ["1.0.0", "1.1.0", "1.1.0/1"]
+    assert {len(one.steps) for found in left.past.finished.values() for one in found} == {1, 2}
+    # Of issue 2 only what was brought back finished: its own attempt is under way.
+    assert left.issues == (1, 2)
+    everything = read_left(RunReader.open(tmp_path / "run"), store.ledger, leave=True)
+    assert {one.row.trajectory_id for one in everything.gone} == set(waiting(left))
+    assert (everything.issues, everything.until) == ((), 3)
     store.close()
 
 
@@ -72,15 +82,18 @@ def test_what_an_update_of_an_older_release_used_does_not_wait(
     use = make_row(ConsumptionRow, trajectory_id="1.0.0", update=1, source="fresh")
     update = make_row(UpdateRow, update=1, num_trajectories=1, learner_settings="")
     store.record_update(update, [make_row(GroupRow, group_id="g0", update=1)], [], [use])
-    assert names(RunReader.open(tmp_path / "run")) == ["2.0.0"]
+    left = read(store, tmp_path)
+    assert (waiting(left), left.issues) == (["2.0.0"], (2,))
     store.close()
 
 
-def test_groups_that_were_under_way_are_those_that_lack_ends(store: ExperienceStore, tmp_path: Path) -> None:
-    keep(store, *lease(store, 0, 0, 1))
+def test_groups_that_are_left_are_those_of_which_something_may_come(
+    store: ExperienceStore, tmp_path: Path
+) -> None:
+    keep(store, *lease(store, 0, 0, 1))  # has enough, and waits
     for one in lease(store, 0, 2):
         store.ledger.drop(one.row.attempt_id, CUT)
-    keep(store, *lease(store, 1, 0))  # complete with one: the others were given up
+    keep(store, *lease(store, 1, 0))  # the others were given up
     for one in lease(store, 1, 1, 2):
         store.ledger.drop(one.row.attempt_id, "gave up after 3 tries; the last: it broke")
     keep(store, *lease(store, 2, 0))  # one interrupted, one not begun
@@ -94,7 +107,11 @@ def test_groups_that_were_under_way_are_those_that_lack_ends(store: ExperienceSt
         store.ledger.fail(one.row.attempt_id, "it broke")
     keep(store, *lease(store, 5, 0))  # interrupted, but learned from without the rest
     store.record_update(make_row(UpdateRow, update=1, collected_trajectories=("5.0.0",)), [], [], [])
+    store.ledger.reach("issue", 6)  # handed out, and nothing begun
+    left = read(store, tmp_path)
+    assert left.issues == (0, 1, 2, 4, 6)
+    assert waiting(left) == ["0.0.0", "0.1.0", "1.0.0", "2.0.0"]
+    lost = {one.partition("s")[0] for one in left.past.lost}
+    assert len(left.past.lost) == 6, lost
+    assert set(left.past.next_attempts.values()) == {1}
     store.close()
-    reader = RunReader.open(tmp_path / "run")
-    assert open_issues(reader, wanted=2, issued=3) == [2, 4]
-    assert names(reader) == ["0.0.0", "0.1.0", "1.0.0", "2.0.0"]
