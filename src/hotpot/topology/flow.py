@@ -63,13 +63,9 @@ class Flow:
 
     def __enter__(self) -> Self:
         use_threads(self.session.threads.engine)
-        session = self.session
-        gone = discards(
-            self._left.gone,
-            DiscardReason.SETTINGS_CHANGED,
-            policy_version=session.progress.policy_version,
-        )
-        session.discard(gone)
+        version = self.session.progress.policy_version
+        gone = discards(self._left.gone, DiscardReason.SETTINGS_CHANGED, policy_version=version)
+        self.session.discard(gone)
         return self
 
     def __exit__(
@@ -86,6 +82,8 @@ class Flow:
                 self.session.tell_departures()
             finally:
                 self.learning.close()
+        if error is None:
+            self._evaluate_where_due()  # its swap may have waited for episodes until after the last update
 
     @property
     def done(self) -> bool:
@@ -256,9 +254,12 @@ class Flow:
                 return
             self._to_publish, self._published_s = False, self._now_s()
             self._serve()
+        self._evaluate_where_due()
+
+    def _evaluate_where_due(self) -> None:
         if self._to_evaluate:
             self._to_evaluate = False
-            session.evaluate("scheduled", session.recipe.evaluation.num_tasks)
+            self.session.evaluate("scheduled", self.session.recipe.evaluation.num_tasks)
 
     def _publish_due(self) -> bool:
         topology, done = self.session.recipe.topology, self.session.progress.done
