@@ -1,5 +1,6 @@
 """What every kind of actors keeps: one reply for each call, failures with a reason, nothing left behind."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -186,7 +187,7 @@ def test_a_call_beyond_its_deadline_says_where_it_hangs(kind: str, told: str, ma
     if told == "cancel":
         assert reason == "step raised CancelledError: "
     else:
-        assert "environment 'unruly' hung in step of attempt a0 for 0." in reason
+        assert re.search(r"environment 'unruly' hung in step of attempt a0 for \d+\.\d s ", reason)
         assert (
             "(actors.call_timeout_s = 0.3) in actor-0: it stands in hang (rollout/actors_parts.py:" in reason
         )

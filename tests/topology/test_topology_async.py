@@ -12,8 +12,10 @@ from hotpot.experience import RunReader
 from hotpot.experience.crashpoints import arm
 from hotpot.ids import group_id
 from hotpot.topology.collecting.batches import BatchesAhead
+from hotpot.topology.collecting.harvest import Harvest
 from hotpot.topology.collecting.lines import BatchLine, Standing
 from hotpot.topology.redo import redo
+from hotpot.topology.session import Session
 
 SERIAL = ("topology.serial=true", "topology.updates=4", "engine.max_concurrency=24", "checkpoint.every_updates=3", "evaluation.every_updates=0")  # fmt: skip
 KINDS = ("async", "batched_async")
@@ -145,6 +147,34 @@ def test_weights_are_swapped_in_flight_or_between_episodes(run: Train, swap: str
         "WHERE purpose = 'training') GROUP BY trajectory_id HAVING count(DISTINCT v) > 1",
     )
     assert bool(mixed) == (swap == "in_flight")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_evaluation_is_not_lost_where_its_swap_still_waits_at_the_end(
+    run: Train, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    done: list[int] = []
+    record, live = Session.record_update, Harvest.live.fget
+    assert live is not None
+
+    def recorded(self: Session, result: Any, *given: Any, **more: Any) -> None:
+        record(self, result, *given, **more)
+        done.append(result.update)
+
+    monkeypatch.setattr(Session, "record_update", recorded)
+    # From its update on, an episode is under way whenever the swap asks.
+    monkeypatch.setattr(Harvest, "live", property(lambda self: 1 if 3 in done else live(self)))
+    folder = run(
+        *SERIAL, f"topology.kind={kind}", "topology.swap=between_episodes", "evaluation.every_updates=3", "run.self_test=false",
+        "engine.max_concurrency=64", "evaluation.num_tasks=2", "evaluation.num_tasks_final=2", "evaluation.greedy=false",
+    )  # fmt: skip
+    found = sql(
+        folder, "SELECT label, \"update\", policy_version AS v FROM evaluations WHERE label <> 'before'"
+    )
+    assert sorted((row["label"], row["update"], row["v"]) for row in found) == [
+        ("after", 4, 5),
+        ("scheduled", 4, 5),
+    ]
 
 
 def test_a_stale_group_is_dropped_with_its_reason(run: Train) -> None:

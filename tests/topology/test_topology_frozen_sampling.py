@@ -97,6 +97,17 @@ def test_with_the_guard_off_the_record_shows_it(recipe) -> None:
     assert sum(one["count"] for one in events(folder, "engine_report_differs")) == training[0]["steps"]
 
 
+@pytest.mark.usefixtures("greedy_engine")
+@pytest.mark.parametrize("kind", ["async", "batched_async"])
+def test_it_is_told_as_it_happens_where_collecting_has_no_end(recipe, kind: str) -> None:
+    settings = (f"topology.kind={kind}", "topology.serial=true", "topology.updates=3")
+    folder = train(recipe(*SHORT, *settings, "rollout.engine_report_differs=record"))
+    told = RunReader.open(folder).table("events", ["update"], where="kind = 'engine_report_differs'")
+    assert 0 in told["update"].to_pylist()
+    answers = open_run(folder).sql("select count(*) as n from steps where purpose = 'training'").to_pylist()
+    assert sum(one["count"] for one in events(folder, "engine_report_differs")) >= answers[0]["n"] > 0
+
+
 @pytest.mark.usefixtures("one_greedy_replica")
 def test_one_replica_of_two_is_refused_by_number_and_nothing_it_sampled_is_learned(recipe) -> None:
     folder = train(recipe(*SHORT, "rollout.max_attempts=8"))

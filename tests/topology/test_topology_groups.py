@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hotpot.rollout import EpisodePlan
 from hotpot.testing.records import make_fork, make_trajectory
-from hotpot.topology.collecting.groups import Groups, Turned, episodes_per_task
+from hotpot.topology.collecting.groups import Groups, Turned
 from hotpot.types import Split, Task, Trajectory
 
 TASK = Task(env="fake", content="{}", split=Split.TRAIN)
@@ -26,11 +26,6 @@ def done(issue: int, sample: int) -> Trajectory:
 
 def names(trajectories: tuple[Trajectory, ...]) -> list[str]:
     return [trajectory.row.trajectory_id for trajectory in trajectories]
-
-
-def test_more_episodes_are_issued_by_the_share_rounded_up() -> None:
-    assert [episodes_per_task(8, share) for share in (0.0, 0.25, 0.3, 1.0)] == [8, 10, 11, 16]
-    assert episodes_per_task(100, 0.07) == 107  # though 100 * 0.07 is above 7 in floating point
 
 
 def test_a_group_without_over_issue_waits_for_each_end_and_keeps_the_order_of_finishing() -> None:

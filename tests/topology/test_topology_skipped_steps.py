@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import signal
 from pathlib import Path
 
 import pyarrow as pa
@@ -81,6 +82,21 @@ def test_a_run_that_gives_up_leaves_the_evidence_of_every_step(run, tmp_path, mo
     kept = sorted(path.relative_to(folder).as_posix() for path in folder.glob("evidence/**/*.arrow"))
     assert kept == sorted(detail["evidence"] for detail in details if detail["evidence"])
     assert not list(folder.glob("evidence/**/*.partial"))
+
+
+@pytest.mark.parametrize("kind", ["async", "batched_async"])
+def test_so_does_one_that_was_to_end_while_it_learned(run, tmp_path, monkeypatch, kind: str) -> None:
+    def asked_to_stop(call: int) -> bool:
+        if call == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return True
+
+    spoil(monkeypatch, asked_to_stop)
+    with pytest.raises(NonFiniteError):
+        run(f"topology.kind={kind}", "topology.serial=true", "learner.max_skipped_in_a_row=2")
+    found = open_run(tmp_path / "run").sql("select detail from events where kind = 'non_finite'")
+    assert all(json.loads(text)["evidence"] for text in found["detail"].to_pylist())
+    assert found.num_rows == 2
 
 
 def step(number: int) -> OptimizerStep:

@@ -8,6 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hotpot.config.plan_flow import PlanLine, episodes_at_once, flow_lines
 from hotpot.config.recipe import Recipe
 from hotpot.config.sections.rollout import RolloutSection
 
@@ -16,19 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanLine:
-    """One derived size: the group it is printed under, its name, its value, its unit and how it was made."""
-
-    part: str
-    name: str
-    value: int
-    unit: str
-    made_of: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Every derived size of a recipe. ``max_`` marks an upper bound.
+    """Every derived size of a recipe. ``max_`` marks an upper bound; ``flow`` is said line by line.
 
     ``episodes_per_update`` is 0 where the run learns from a record, ``optimizer_steps_per_update`` 0 where it only
     collects.
@@ -65,18 +55,19 @@ class Plan:
     episodes_per_final_evaluation: int
     evaluation_episodes: int
     checkpoints: int
+    flow: tuple[PlanLine, ...]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, for JSON."""
-        return {**asdict(self), "notes": list(self.notes)}
+        return {**asdict(self), "flow": [asdict(line) for line in self.flow], "notes": list(self.notes)}
 
     def lines(self) -> tuple[PlanLine, ...]:
         """Return the sizes in reading order, each with how it was made."""
-        rows = (*_rollout_lines(self), *_learner_lines(self), *_total_lines(self), *_evaluation_lines(self))
-        return tuple(
-            PlanLine(part=part, name=name, value=value, unit=unit, made_of=made_of)
-            for part, name, value, unit, made_of in rows
+        return (
+            *_lines(_rollout_lines(self)),
+            *self.flow,
+            *_lines((*_learner_lines(self), *_total_lines(self), *_evaluation_lines(self))),
         )
 
 
@@ -109,7 +100,7 @@ def make_plan(recipe: Recipe) -> Plan:
         tasks_per_update=rollout.tasks_per_batch,
         samples_per_task=rollout.samples_per_task,
         episodes_per_update=episodes,
-        generation_waves=math.ceil(episodes / recipe.engine.max_concurrency),
+        generation_waves=math.ceil(episodes / episodes_at_once(recipe)),
         max_sampled_tokens_per_episode=sampled,
         max_sampled_tokens_per_update=episodes * sampled,
         max_context_tokens_per_episode=context * windows,
@@ -136,6 +127,7 @@ def make_plan(recipe: Recipe) -> Plan:
         episodes_per_final_evaluation=per_final,
         evaluation_episodes=scheduled * per_scheduled + 2 * per_final,
         checkpoints=_checkpoints(recipe),
+        flow=flow_lines(recipe),
         notes=_notes(recipe),
     )
 
@@ -153,12 +145,19 @@ def plan_table(plan: Plan) -> "Table":
         if line.part != last:
             table.add_section()
             table.add_row(f"[bold]{line.part}")
-        table.add_row(f"  {line.name}", f"{line.value:,} {line.unit}", line.made_of)
+        table.add_row(f"  {line.name}", f"{line.shown} {line.unit}", line.made_of)
         last = line.part
     return table
 
 
 _Row = tuple[str, str, int, str, str]
+
+
+def _lines(rows: tuple[_Row, ...]) -> tuple[PlanLine, ...]:
+    return tuple(
+        PlanLine(part=part, name=name, value=value, unit=unit, made_of=made_of)
+        for part, name, value, unit, made_of in rows
+    )
 
 
 def _rollout_lines(plan: Plan) -> tuple[_Row, ...]:
@@ -173,7 +172,7 @@ def _rollout_lines(plan: Plan) -> tuple[_Row, ...]:
         (part, "tasks", plan.tasks_per_update, "tasks", "rollout.tasks_per_batch"),
         (part, "samples of each", plan.samples_per_task, "episodes", "rollout.samples_per_task: one group"),
         (part, "episodes", per_update, "episodes", f"{plan.tasks_per_update} x {plan.samples_per_task}"),
-        (part, "waves", plan.generation_waves, "waves", "episodes / engine.max_concurrency, rounded up"),
+        (part, "waves", plan.generation_waves, "waves", "episodes / those at once, rounded up"),
         (part, "sampled tokens, at most", plan.max_sampled_tokens_per_update, "tokens",
          f"{per_update} x {sampled} (max_steps x max_step_tokens, {'and notes' if windows > 1 else 'within the context'})"),
         (part, "context tokens, at most", plan.max_context_tokens_per_update, "tokens",

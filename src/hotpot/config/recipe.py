@@ -4,6 +4,7 @@ Each setting stands in :mod:`hotpot.config.sections`, with its one default and i
 errors. Sections with variants are tagged by ``kind``. Nothing here reads a file or imports torch.
 """
 
+import math
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -50,6 +51,13 @@ class Recipe(Section):
         """The environments of the run: those of the mix, or the one of section env under the name ``env``."""
         only = MixEntry.model_construct(name="env", kind=self.env.kind, params=self.env.params, weight=1.0)
         return self.tasks.mix or (only,)
+
+    @property
+    def episodes_per_task(self) -> int:
+        """Episodes of a task that are issued so that rollout.samples_per_task count: more by the share actors.over_issue,
+        rounded up."""
+        samples = self.rollout.samples_per_task
+        return samples + math.ceil(round(samples * self.actors.over_issue, 9))
 
     @model_validator(mode="after")
     def _tasks_fit(self) -> Self:

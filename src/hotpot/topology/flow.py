@@ -63,13 +63,9 @@ class Flow:
 
     def __enter__(self) -> Self:
         use_threads(self.session.threads.engine)
-        session = self.session
-        gone = discards(
-            self._left.gone,
-            DiscardReason.SETTINGS_CHANGED,
-            policy_version=session.progress.policy_version,
-        )
-        session.discard(gone)
+        version = self.session.progress.policy_version
+        gone = discards(self._left.gone, DiscardReason.SETTINGS_CHANGED, policy_version=version)
+        self.session.discard(gone)
         return self
 
     def __exit__(
@@ -83,8 +79,11 @@ class Flow:
             self.session.rollout.paused, self.session.rollout.held = False, ()
             try:
                 self._take_in(self.harvest.close())
+                self.session.tell_departures()
             finally:
                 self.learning.close()
+        if error is None:
+            self._evaluate_where_due()  # its swap may have waited for episodes until after the last update
 
     @property
     def done(self) -> bool:
@@ -209,6 +208,7 @@ class Flow:
         if batch is None:
             raise LearnerError("an update came back that nobody asked for")
         reach("learned")
+        session.tell_departures()
         made = session.adopt(batch.update, learned.checksum)
         session.record_update(learned.result, batch, made, learn_s=learned.seconds)
         self._batch = None
@@ -254,9 +254,12 @@ class Flow:
                 return
             self._to_publish, self._published_s = False, self._now_s()
             self._serve()
+        self._evaluate_where_due()
+
+    def _evaluate_where_due(self) -> None:
         if self._to_evaluate:
             self._to_evaluate = False
-            session.evaluate("scheduled", session.recipe.evaluation.num_tasks)
+            self.session.evaluate("scheduled", self.session.recipe.evaluation.num_tasks)
 
     def _publish_due(self) -> bool:
         topology, done = self.session.recipe.topology, self.session.progress.done
@@ -278,7 +281,8 @@ class Flow:
         """Come to rest: record the update under way, serve the newest weights, keep them."""
         session, self._leaving = self.session, True
         if self.learning.busy:
-            found = self._last_word("at work")
+            with session.evidence_kept():
+                found = self._last_word("at work")
             if isinstance(found, Learned):
                 self._record(found)
         if session.engine.info().policy_version != session.progress.policy_version:

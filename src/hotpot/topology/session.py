@@ -31,6 +31,7 @@ from hotpot.timeline import Timeline
 from hotpot.topology.checks.self_test import run_self_test
 from hotpot.topology.collecting.departures import Departures
 from hotpot.topology.collecting.discards import Discard, discard_rows, discards
+from hotpot.topology.collecting.groups import in_order
 from hotpot.topology.collecting.harvest import collect_groups
 from hotpot.topology.collecting.intake import Intake
 from hotpot.topology.learning.protocol import Learning
@@ -190,14 +191,8 @@ class Session:
         )
         surplus = [t for harvested in brought for t in harvested.surplus]
         self.discard(discards(surplus, DiscardReason.SURPLUS, policy_version=self.progress.policy_version))
-        pairs = [
-            pair
-            for harvested in brought
-            for group in harvested.complete
-            for pair in zip(group.arrivals, group.trajectories, strict=True)
-        ]
         reach("collected")
-        return [trajectory for _, trajectory in sorted(pairs, key=lambda pair: pair[0])]
+        return list(in_order(group for harvested in brought for group in harvested.complete))
 
     def discard(self, gone: Sequence[Discard]) -> None:
         """Put on the ledger and on the record which finished trajectories are not learned from, and why."""
@@ -395,16 +390,20 @@ class Session:
 
     @contextmanager
     def _departures_kept(self) -> Iterator[None]:
-        """Put on record, with their counts, departures from the frozen sampling parameters, however collecting ends."""
+        """Tell departures, however collecting ends."""
         try:
             yield
         finally:
-            found = self.departures.events()
-            for kind, detail in found:
-                self.view.message(f"{kind}: {canonical_json(detail)}")
-            if found:
-                told = [self.event(kind, detail) for kind, detail in found]
-                self.store.record([*told, *self.measure(self.progress.update)])
+            self.tell_departures()
+
+    def tell_departures(self) -> None:
+        """Put on record, with their counts, the departures from the frozen sampling parameters since they were told last."""
+        found = self.departures.events()
+        for kind, detail in found:
+            self.view.message(f"{kind}: {canonical_json(detail)}")
+        if found:
+            told = [self.event(kind, detail) for kind, detail in found]
+            self.store.record([*told, *self.measure(self.progress.update)])
 
     # ---- beside the updates ----
 

@@ -28,7 +28,6 @@ from hotpot.rollout.actors import Actors, InlineActors, ProcessActors, ThreadAct
 from hotpot.rollout.collection import Places, even_places
 from hotpot.timeline import Timeline
 from hotpot.topology.collecting.departures import Departures
-from hotpot.topology.collecting.groups import episodes_per_task
 from hotpot.topology.collecting.intake import Intake
 from hotpot.topology.halves import check_source, first_policy_version
 from hotpot.topology.introduction import introduce
@@ -112,7 +111,7 @@ def wire(
         sampler = TaskSampler(
             made.mix,
             seed=recipe.run.seed,
-            samples_per_task=episodes_per_task(recipe.rollout.samples_per_task, recipe.actors.over_issue),
+            samples_per_task=recipe.episodes_per_task,
             next_issue=position.next_issue,
             advance=lambda issue: store.ledger.reach("issue", issue),
             num_holdout=max(recipe.evaluation.num_tasks, recipe.evaluation.num_tasks_final),

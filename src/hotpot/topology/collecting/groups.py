@@ -17,7 +17,6 @@ Invariants:
 - each episode of a group counts, is surplus, is lost or is cut: one of them, once.
 """
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,12 +26,6 @@ from hotpot.types import Trajectory
 
 CUT = "cut: its group has enough"
 """Reason, on the ledger, of an attempt whose group went without it."""
-
-
-def episodes_per_task(samples_per_task: int, over_issue: float) -> int:
-    """Return how many episodes of a task are issued so that ``samples_per_task`` count: more by the share ``over_issue``,
-    rounded up."""
-    return samples_per_task + math.ceil(round(samples_per_task * over_issue, 9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +47,12 @@ class CompleteGroup:
     def num_sampled_tokens(self) -> int:
         """Sampled tokens of what counts."""
         return sum(trajectory.row.num_sampled_tokens for trajectory in self.trajectories)
+
+
+def in_order(groups: Iterable[CompleteGroup]) -> tuple[Trajectory, ...]:
+    """Return the trajectories of ``groups`` in order of finishing over all of them."""
+    pairs = [pair for group in groups for pair in zip(group.arrivals, group.trajectories, strict=True)]
+    return tuple(trajectory for _, trajectory in sorted(pairs, key=lambda pair: pair[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

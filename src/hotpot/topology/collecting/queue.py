@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from hotpot.config.sections import QueueSection
 from hotpot.topology.collecting.discards import Discard, discards, oldest_version
-from hotpot.topology.collecting.groups import CompleteGroup
+from hotpot.topology.collecting.groups import CompleteGroup, in_order
 from hotpot.types import DiscardReason, Trajectory
 
 
@@ -48,8 +48,7 @@ class Taken:
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         """All of the batch, in order of finishing."""
-        pairs = [pair for one in self.groups for pair in zip(one.arrivals, one.trajectories, strict=True)]
-        return tuple(trajectory for _, trajectory in sorted(pairs, key=lambda pair: pair[0]))
+        return in_order(self.groups)
 
 
 @dataclass(slots=True)
@@ -84,6 +83,8 @@ class TrajectoryQueue:
         self._settings, self._batch_groups, self._group_size = settings, batch_groups, group_size
         self._aliases = dict(aliases or {})
         self._waiting: list[CompleteGroup] = []
+        self._oldest: dict[str, int] = {}
+        """The oldest policy version of each trajectory that waits: it is asked for whenever the learner is idle."""
         self._since_s: float | None = None
         self._seen = (0, 0)  # groups and sampled tokens that were put
 
@@ -111,6 +112,8 @@ class TrajectoryQueue:
         groups, tokens = self._seen
         self._seen = groups + 1, tokens + group.num_sampled_tokens
         self._waiting.append(group)
+        for one in group.trajectories:
+            self._oldest[one.row.trajectory_id] = oldest_version(one, self._aliases)
         gone: list[CompleteGroup] = []
         reason, place = DiscardReason.OVERFLOW_OLDEST, 0
         if self._settings.when_full == "drop_newest":
@@ -169,10 +172,6 @@ class TrajectoryQueue:
             f"{policy_version - served_version} updates behind the learner's{' and it is learning' if learning else ''}"
         )
 
-    def staleness(self, trajectory: Trajectory, policy_version: int) -> int:
-        """Return by how many updates a trajectory's oldest token is behind ``policy_version``."""
-        return policy_version - oldest_version(trajectory, self._aliases)
-
     def _overfull(self, place: int) -> bool:
         """Whether the group at ``place`` must go: more wait than the depth, and without it a batch is still whole."""
         if self.depth <= self._settings.depth:
@@ -215,7 +214,8 @@ class TrajectoryQueue:
         stale: list[Trajectory] = []
         kept: list[CompleteGroup] = []
         for group in self._waiting:
-            fresh = [self.staleness(one, policy_version) <= bound for one in group.trajectories]
+            oldest = [self._oldest[one.row.trajectory_id] for one in group.trajectories]
+            fresh = [policy_version - version <= bound for version in oldest]
             stale += [one for one, stays in zip(group.trajectories, fresh, strict=True) if not stays]
             if any(fresh):
                 kept.append(group if all(fresh) else _part(group, fresh))
@@ -225,16 +225,23 @@ class TrajectoryQueue:
     def _discard(
         self, gone: Sequence[Trajectory], reason: DiscardReason, policy_version: int
     ) -> tuple[Discard, ...]:
+        self._forget(gone)
         self.counts.discarded += len(gone)
         return discards(gone, reason, policy_version=policy_version, aliases=self._aliases)
 
     def _hand_out(self, size: int, taken: Taken) -> Taken:
         groups, self._waiting = tuple(self._waiting[:size]), self._waiting[size:]
         self._since_s = None
-        self.counts.taken += sum(len(group.trajectories) for group in groups)
+        for group in groups:
+            self._forget(group.trajectories)
+            self.counts.taken += len(group.trajectories)
         self.counts.batches += 1
         self.counts.late_batches += taken.late
         return replace(taken, groups=groups)
+
+    def _forget(self, left: Sequence[Trajectory]) -> None:
+        for one in left:
+            del self._oldest[one.row.trajectory_id]
 
 
 def _part(group: CompleteGroup, keep: list[bool]) -> CompleteGroup:

@@ -14,8 +14,14 @@ from typing import Any
 from hotpot.experience import Ledger, RunReader, read_trajectories
 from hotpot.rollout import NOTHING, Past
 from hotpot.topology.resume.position import INTERRUPTIONS, next_attempts
-from hotpot.topology.resume.waiting import COLLECTED
 from hotpot.types import Purpose, Trajectory
+
+_COLLECTED = """
+SELECT unnest(collected_trajectories) AS trajectory_id FROM updates
+UNION ALL SELECT trajectory_id FROM consumptions
+UNION ALL SELECT t.trajectory_id FROM trajectories t JOIN groups g USING (group_id)
+  JOIN updates u ON u."update" = g."update" WHERE u.learner_settings = ''"""
+"""Trajectories that an update has had. Updates of releases that did not name what they collected are known by their groups."""
 
 _GROUPS = f"""
 SELECT a.group_id, a.episode_id, a.attempt_id, a.state, a.reason,
@@ -23,10 +29,11 @@ SELECT a.group_id, a.episode_id, a.attempt_id, a.state, a.reason,
        t.trajectory_id IS NOT NULL AND d.trajectory_id IS NOT NULL AS discarded
 FROM attempts a
 LEFT JOIN trajectories t ON t.attempt_id = a.attempt_id
-LEFT JOIN (SELECT DISTINCT trajectory_id FROM ({COLLECTED})) c ON c.trajectory_id = t.trajectory_id
+LEFT JOIN (SELECT DISTINCT trajectory_id FROM ({_COLLECTED})) c ON c.trajectory_id = t.trajectory_id
 LEFT JOIN discards d ON d.trajectory_id = t.trajectory_id
 WHERE a.purpose = '{Purpose.TRAINING.value}' AND regexp_full_match(a.attempt_id, '[0-9]+[.][0-9]+[.][0-9]+')
 """
+"""Attempts of the run's own sampler. What was imported, or brought back from quarantine, belongs to no group under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
