@@ -73,8 +73,9 @@ def test_newer_weights_serve_once_the_time_is_over_though_no_update_ends_then(
             assert served == [newest]
 
 
+@pytest.mark.parametrize(("depth", "at_once"), [(12, 4), (4, 16)])
 def test_episodes_of_a_resting_environment_do_not_take_every_place_in_line(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, depth: int, at_once: int
 ) -> None:
     told = {
         **{name: section for name, section in SETTINGS.items() if name != "env"},
@@ -85,7 +86,7 @@ def test_episodes_of_a_resting_environment_do_not_take_every_place_in_line(
             ]
         },
     }
-    places = ("queue.depth=12", "queue.when_full=block", "engine.max_concurrency=4")
+    places = (f"queue.depth={depth}", "queue.when_full=block", f"engine.max_concurrency={at_once}")
     sizes = (
         "rollout.tasks_per_batch=2",
         "rollout.samples_per_task=2",

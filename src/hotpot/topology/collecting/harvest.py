@@ -58,9 +58,13 @@ class Harvest:
     @property
     def waiting(self) -> int:
         """Episodes that wait for a place; those whose environment rests wait for something else."""
+        return len(self._work.waiting) + len(self._work.leased) - len(self.resting)
+
+    @property
+    def resting(self) -> list[EpisodePlan]:
+        """Episodes that wait for an environment which rests."""
         held = self._rollout.held
-        resting = sum(one.plan.environment in held for one in self._work.waiting) if held else 0
-        return len(self._work.waiting) + len(self._work.leased) - resting
+        return [one.plan for one in self._work.waiting if one.plan.environment in held] if held else []
 
     @property
     def live(self) -> int:
