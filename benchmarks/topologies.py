@@ -2,7 +2,7 @@
 
 The order desk behind injected latency: each call really waits, by LAW of ``benchmarks/topologies_parts/settings.py``, a long-tailed
 law that is fixed so that the synchronous loop, over-issue on, leaves 70 to 75 % of two cores idle. Nothing here waits but
-for it. Shape: 16 groups of 32 environments, 128 trajectories an update, queue depth 200, weights broadcast every 10 updates.
+for it. Shape: 16 groups of 32 environments, 64 trajectories an update, queue depth 200, weights broadcast every 10 updates.
 In turns, seed by seed, from the same starting model on the same tasks: `sync`, `async`, `batched`.
 
 `sync_idle_share`           1 - processor time of all the run's processes / (cores x wall time), of the measured phase
@@ -37,6 +37,7 @@ from topologies_parts.settings import (
     ENVIRONMENTS,
     GROUPS,
     LAW,
+    POLICY,
     RECIPE,
     SAMPLES,
     TASKS,
@@ -192,7 +193,16 @@ def starting_model(folder: Path, seed: int) -> Path:
     """Return the model that all runs of a seed start from; made unless it is there."""
     model = Path(os.environ.get("MODEL", folder / f"model-{seed}"))
     if not (model / "config.json").is_file():
-        warm = ["model", "warmstart", RECIPE, f"run.seed={seed}", "run.threads=1", "--out", str(model)]
+        warm = [
+            "model",
+            "warmstart",
+            RECIPE,
+            f"run.seed={seed}",
+            "run.threads=1",
+            *POLICY,
+            "--out",
+            str(model),
+        ]
         subprocess.run([sys.executable, "-m", "hotpot.cli", *warm], check=True, stdout=subprocess.DEVNULL)
     return model
 
