@@ -116,17 +116,6 @@ def test_a_failed_attempt_is_tried_again_in_a_fresh_environment() -> None:
     assert rollout.counts.failures.total() == 2
 
 
-def test_the_end_of_an_attempt_names_the_actor_that_ran_it() -> None:
-    rollout = make_rollout(FakeEngine(obedient), echo_environment(failing_starts=2))
-    work = rollout.begin(Purpose.TRAINING)
-    rollout.add(work, make_plans(1, 2))
-    while work.unfinished:
-        rollout.turn()
-    ends = work.take_ends()
-    assert sorted(bool(end.reason) for end in ends) == [False, False, True, True]
-    assert {end.actor_id for end in ends} == {trajectory.row.actor_id for trajectory in work.take()} != {""}
-
-
 def test_a_try_again_comes_before_plans_that_wait() -> None:
     engine = FakeEngine(obedient, max_concurrency=1)
     flat(make_rollout(engine, echo_environment(failing_starts=1)).collect(make_plans(3, 1), Purpose.TRAINING))

@@ -78,48 +78,6 @@ def test_the_run_ends_where_none_can_be_begun_and_rest_did_not_help() -> None:
     assert breaker.verdict(()) is None
 
 
-def ends(breaker: EnvironmentBreaker, actor: str, *failed: bool) -> list[str]:
-    told = [
-        breaker.ended("env@1", f"{actor}-{n}", 0.0, failed="crash" if bad else None, actor_id=actor)
-        for n, bad in enumerate(failed)
-    ]
-    return [event[0] for event in told if event is not None]
-
-
-def test_what_fails_in_one_actor_only_is_that_actors_fault() -> None:
-    breaker = EnvironmentBreaker(SETTINGS, blames=True)
-    assert ends(breaker, "well", False, False, False) == []
-    assert ends(breaker, "ill", *[True] * 5) == ["actor_blamed"]
-    assert breaker.leave("env@1", 0.0) == "any"
-    # What it leaves behind says nothing; its successor is judged by its own.
-    assert ends(breaker, "ill", *[True] * 20) == []
-    assert ends(breaker, "ill.1", *[True] * 5) == ["actor_blamed"]
-    assert ends(EnvironmentBreaker(SETTINGS), "ill", False, *[True] * 5) == ["environment_breaker_opened"]
-
-
-def test_what_fails_in_several_actors_or_never_went_well_is_the_environments() -> None:
-    several = EnvironmentBreaker(SETTINGS, blames=True)
-    assert ends(several, "a", False, True, True) == []
-    assert ends(several, "b", False, True, True, True) == ["environment_breaker_opened"]
-    nobody_else = EnvironmentBreaker(SETTINGS, blames=True)
-    assert ends(nobody_else, "a", *[True] * 5) == ["environment_breaker_opened"]
-
-
-def test_a_trial_that_fails_in_the_actor_to_blame_decides_nothing() -> None:
-    breaker = EnvironmentBreaker(SETTINGS, blames=True)
-    assert ends(breaker, "ill", *[True] * 5) == ["environment_breaker_opened"]
-    assert ends(breaker, "well", False, False) == []
-    breaker.trial("env@1", "trial")
-    blamed = breaker.ended("env@1", "trial", 10.0, failed="crash", actor_id="ill")
-    assert blamed is not None
-    assert (blamed[0], blamed[1]["actor_id"], blamed[1]["others_attempts"]) == ("actor_blamed", "ill", 2)
-    assert breaker.verdict(["env@1"]) is None
-    assert breaker.leave("env@1", 10.0) == "one"
-    breaker.trial("env@1", "late")
-    assert breaker.ended("env@1", "late", 10.0, failed="crash", actor_id="ill") is None
-    assert breaker.leave("env@1", 10.0) == "one"
-
-
 _ends = st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.floats(0, 20)), max_size=200)
 
 

@@ -141,14 +141,6 @@ def test_actors_are_replaced_as_often_as_the_settings_say_then_the_run_ends() ->
     assert (kind, detail["fresh_id"], detail["replacements"]) == ("actor_replaced", "actor-2", 2)
 
 
-def test_one_that_is_blamed_is_replaced_like_the_dead() -> None:
-    supervisor = Supervisor(SETTINGS)
-    decisions = [supervisor.blamed("actor-1", "it fails") for _ in range(3)]
-    assert [type(decision) for decision in decisions] == [Replace, Replace, Stop]
-    assert decisions[-1].reason == "it fails, and supervision.max_replacements = 2 are used up"
-    assert (supervisor.replacements, supervisor.dead_parts) == (2, 0)
-
-
 @pytest.mark.parametrize("kind", PartKind)
 def test_what_becomes_of_each_kind_of_part(kind: PartKind) -> None:
     supervisor, decisions = Supervisor(SETTINGS), []

@@ -35,12 +35,11 @@ class Live:
 class AttemptEnd:
     """How an attempt ended that brought no trajectory, or that did (``reason`` is empty then).
 
-    ``actor_id`` ran it. ``given_up``: its episode will bring nothing any more. ``cut``: nothing was wrong with it.
+    ``given_up``: its episode will bring nothing any more. ``cut``: nothing was wrong with it.
     """
 
     attempt_id: str
     plan: EpisodePlan
-    actor_id: str = ""
     reason: str = ""
     given_up: bool = False
     cut: bool = False
@@ -49,17 +48,6 @@ class AttemptEnd:
     def episode_id(self) -> str:
         """Id of its episode."""
         return episode_id(self.plan.issue, self.plan.sample, evaluation=self.plan.evaluation)
-
-
-def end_of(episode: Episode, *, reason: str = "", given_up: bool = False) -> AttemptEnd:
-    """Return how the attempt that ``episode`` was ended: with a trajectory, or for ``reason``."""
-    return AttemptEnd(
-        attempt_id=episode.attempt_id,
-        plan=episode.plan,
-        actor_id=episode.actor_id,
-        reason=reason,
-        given_up=given_up,
-    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

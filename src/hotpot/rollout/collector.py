@@ -33,16 +33,7 @@ from hotpot.experience.crashpoints import reach
 from hotpot.rollout.actors import Actors, CallKind, Reply
 from hotpot.rollout.attempts import STOPPED, AttemptLog, RolloutCounts, Try, readable, tally
 from hotpot.rollout.clock import Clock
-from hotpot.rollout.collection import (
-    AttemptEnd,
-    Collection,
-    Live,
-    Occupied,
-    Places,
-    end_of,
-    even_places,
-    of_episodes,
-)
+from hotpot.rollout.collection import AttemptEnd, Collection, Live, Occupied, Places, even_places, of_episodes
 from hotpot.rollout.dialect import Dialect
 from hotpot.rollout.engine_report import ReportCheck
 from hotpot.rollout.loop import Episode, EpisodeRules
@@ -444,7 +435,7 @@ class Rollout:
             trajectories = [episode.trajectory() for episode in work.finished]
         self.counts.finished += len(trajectories)
         self.counts.redactions += sum(episode.num_redactions for episode in work.finished)
-        work.ends += [end_of(one) for one in work.finished]
+        work.ends += [AttemptEnd(attempt_id=one.attempt_id, plan=one.plan) for one in work.finished]
         work.taken += trajectories
         work.finished = []
 
@@ -464,7 +455,9 @@ class Rollout:
                     reason if again else f"gave up after {one.number} tries; the last: {reason}",
                 )
         work.tries.pop(one.attempt_id)
-        work.ends.append(end_of(live.episode, reason=reason, given_up=not again))
+        work.ends.append(
+            AttemptEnd(attempt_id=one.attempt_id, plan=one.plan, reason=reason, given_up=not again)
+        )
         if again:
             work.waiting.appendleft(one.again())
         elif not one.company:

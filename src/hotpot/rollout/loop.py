@@ -131,11 +131,6 @@ class Episode:
         return self._recorder.attempt_id
 
     @property
-    def actor_id(self) -> str:
-        """Id of the actor that calls its environment."""
-        return self._provenance.actor_id
-
-    @property
     def finished(self) -> bool:
         """Whether the episode has come to an end."""
         return self._end is not None

@@ -36,10 +36,7 @@ class Watch:
         recipe = session.recipe
         self._session, self._learning, self._line = session, learning, line
         self._serial, self._call_timeout_s = recipe.topology.serial, recipe.actors.call_timeout_s
-        several = recipe.actors.groups * recipe.actors.actors_per_group > 1
-        self._breaker = EnvironmentBreaker(
-            recipe.supervision, blames=several and recipe.actors.kind != "inline"
-        )
+        self._breaker = EnvironmentBreaker(recipe.supervision)
         self.supervisor = Supervisor(recipe.supervision)
         self._versions = {
             one.member.name: one.environment.env_version.version for one in session.environments
@@ -66,31 +63,21 @@ class Watch:
         self._rest(harvest, now_s)
 
     def ended(self, ends: Iterable[AttemptEnd]) -> None:
-        """Hear how attempts ended: an environment that fails again and again is left alone for a while, an actor in which
-        alone it does is replaced."""
+        """Hear how attempts ended; an environment that fails again and again is left alone for a while."""
         now_s, session = time.monotonic(), self._session
         for end in ends:
             version = self._versions[end.plan.environment]
             if end.cut:
                 self._breaker.withdrawn(version, end.attempt_id)
                 continue
-            event = self._breaker.ended(
-                version, end.attempt_id, now_s, failed=end.reason or None, actor_id=end.actor_id
-            )
+            event = self._breaker.ended(version, end.attempt_id, now_s, failed=end.reason or None)
             if event is None:
                 continue
             kind, detail = event
             session.store.record([session.event(kind, detail)])
             session.view.message(f"{kind}: {version}: {detail.get('reasons', '')}")
-            if kind == "actor_blamed":
-                self._blame(detail["actor_id"], version, detail["reasons"])
             if self._serial and kind == "environment_breaker_opened":
                 self._stop(Stop(culprit=version, reason=self._breaker.reasons(version)))
-
-    def _blame(self, actor_id: str, version: str, reasons: str) -> None:
-        """Replace an actor, unless it was meanwhile, as one that died."""
-        if actor_id in {state.actor_id for state in self._session.rollout.actors.states()}:
-            self._act(self.supervisor.blamed(actor_id, f"{version} fails in {actor_id} alone: {reasons}"))
 
     def _beats(self, harvest: Harvest) -> list[Beat]:
         session = self._session

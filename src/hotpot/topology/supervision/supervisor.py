@@ -135,14 +135,6 @@ class Supervisor:
         }
         return "actor_replaced", detail
 
-    def blamed(self, actor_id: str, reason: str) -> Replace | Stop:
-        """Hear that environments fail in this actor alone; return what becomes of it, as of one that is dead."""
-        if self.replacements < self._settings.max_replacements:
-            self.replacements += 1
-            return Replace(actor_id=actor_id, reason=reason)
-        used_up = f", and supervision.max_replacements = {self._settings.max_replacements} are used up"
-        return Stop(culprit=actor_id, reason=reason + used_up)
-
     def silent(self) -> str:
         """Return the part with work that has been silent for longest, and for how long; empty where there is none."""
         waiting = [(self._at_s - part.since_s, name) for name, part in self._parts.items()]
@@ -177,13 +169,17 @@ class Supervisor:
             part.told = True
             return Warn(part=beat.part, reason=reason), ("part_silent", detail)
         self.dead_parts += 1
-        actor = beat.kind is PartKind.ACTOR
-        decision = self.blamed(beat.part, reason) if actor else Stop(culprit=beat.part, reason=reason)
-        if isinstance(decision, Replace):
+        if beat.kind is PartKind.ACTOR and self.replacements < self._settings.max_replacements:
+            self.replacements += 1
             part.since_s = at_s  # the fresh one begins now, should it carry the name of the old
-            return decision, ("part_dead", {**detail, "decision": "replace"})
+            return Replace(actor_id=beat.part, reason=reason), (
+                "part_dead",
+                {**detail, "decision": "replace"},
+            )
         part.told = True
-        return decision, ("part_dead", {**detail, "decision": "stop"})
+        if beat.kind is PartKind.ACTOR:
+            reason += f", and supervision.max_replacements = {self._settings.max_replacements} are used up"
+        return Stop(culprit=beat.part, reason=reason), ("part_dead", {**detail, "decision": "stop"})
 
     def _state(self, elapsed_s: float, beats: Sequence[Beat], at_s: float) -> dict[str, Any]:
         parts = [
