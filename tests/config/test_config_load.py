@@ -275,17 +275,6 @@ def test_a_queue_that_could_give_nothing_is_refused_where_there_is_one(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("rest_s", "refused"), [(59.0, False), (60.0, True), (61.0, True)])
-def test_a_rest_that_the_watchdog_could_take_for_the_end_is_refused(rest_s: float, refused: bool) -> None:
-    settings = ["supervision.stop_after_s=60", f"supervision.breaker_rest_s={rest_s}"]
-    if not refused:
-        assert build_recipe({}, settings, origin="test").supervision.breaker_rest_s == rest_s
-        return
-    both = rf"breaker_rest_s = {rest_s} is not below supervision\.stop_after_s = 60\.0: .*; lower the former, or raise the latter"
-    with pytest.raises(RecipeError, match=both):
-        build_recipe({}, settings, origin="test")
-
-
 def test_the_engine_is_one_of_three_kinds_each_with_its_own_settings(tmp_path: Path) -> None:
     recipe = load_recipe(
         write(tmp_path, '[engine]\nkind = "vllm"\nretries = 2\n'), ["engine.precision=bfloat16"]

@@ -13,7 +13,6 @@ LIMITS = (
     "supervision.beat_s=1",
     "supervision.dead_after_s=12",
     "supervision.stop_after_s=12",
-    "supervision.breaker_rest_s=5",
     "topology.updates=2",
 )
 
