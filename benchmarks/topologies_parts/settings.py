@@ -18,7 +18,7 @@ DEPTH = max(TASKS * SAMPLES, round(200 * SCALE))
 OVER_ISSUE = 0.25
 PUBLISH_EVERY = 10
 MAX_STALENESS = 24
-"""Above what a steady run comes to: 9 updates until the next publish, and 6 batches that are under way or wait."""
+"""Above what a steady run comes to: 9 updates until the next publish, and 11 batches that are under way or wait."""
 
 POLICY = ["warmstart.hidden_size=192", "warmstart.intermediate_size=576"]
 """The order desk's policy, twice its size (0.9 million parameters): beside the default's arithmetic what is recorded of a
@@ -56,5 +56,5 @@ TOPOLOGIES: dict[str, list[str]] = {
         f"actors.over_issue={OVER_ISSUE}",
     ],
 }  # fmt: skip
-"""Where actors wait for nobody nothing has to be cut: ``async`` issues no more episodes than it wants. Once its queue is full
-they begin no more, so that nothing is generated in vain."""
+"""Where actors wait for nobody nothing has to be cut. ``block`` would keep what is under way and what waits together below the
+queue's depth, and 200 episodes at once don't fill a decode step as 512 do; what finds no room is dropped, and counted."""

@@ -179,7 +179,7 @@ def test_each_group_has_actors_of_its_own() -> None:
 @pytest.mark.parametrize("kind", WAITING)
 @pytest.mark.parametrize("told", ["hang", "cancel"])
 def test_a_call_beyond_its_deadline_says_where_it_hangs(kind: str, told: str, make: Make) -> None:
-    caller = make(kind, call_timeout_s=0.3)
+    caller = make(kind, call_timeout_s=1.5)
     caller.open()
     caller.replies()
     caller.step(told=told)
@@ -189,7 +189,7 @@ def test_a_call_beyond_its_deadline_says_where_it_hangs(kind: str, told: str, ma
     else:
         assert re.search(r"environment 'unruly' hung in step of attempt a0 for \d+\.\d s ", reason)
         assert (
-            "(actors.call_timeout_s = 0.3) in actor-0: it stands in hang (rollout/actors_parts.py:" in reason
+            "(actors.call_timeout_s = 1.5) in actor-0: it stands in hang (rollout/actors_parts.py:" in reason
         )
     caller.close()
     assert caller.reply().failure is None
@@ -201,7 +201,7 @@ def test_a_call_beyond_its_deadline_says_where_it_hangs(kind: str, told: str, ma
 
 @pytest.mark.parametrize("kind", WAITING)
 def test_a_close_behind_a_call_that_hangs(kind: str, make: Make) -> None:
-    caller = make(kind, call_timeout_s=0.3, actors_per_group=1)
+    caller = make(kind, call_timeout_s=1.5, actors_per_group=1)
     caller.open()
     caller.replies()
     caller.hang()
@@ -214,7 +214,7 @@ def test_a_close_behind_a_call_that_hangs(kind: str, make: Make) -> None:
 
 @pytest.mark.parametrize("kind", WAITING)
 def test_an_actor_with_too_many_hung_threads_takes_no_calls(kind: str, make: Make) -> None:
-    caller = make(kind, call_timeout_s=0.2, max_hung=1)
+    caller = make(kind, call_timeout_s=1.5, max_hung=1)
     for attempt in ("a0", "a1"):
         caller.open(attempt, "hang")
     assert all("hung in open" in str(reply.failure) for reply in caller.replies(2))
@@ -243,7 +243,7 @@ def test_an_actor_with_too_many_hung_threads_takes_no_calls(kind: str, make: Mak
 
 
 def test_an_actor_whose_threads_come_back_takes_calls_again(make: Make) -> None:
-    caller = make("threads", call_timeout_s=0.2, max_hung=0)
+    caller = make("threads", call_timeout_s=1.5, max_hung=0)
     caller.open(told="hang")
     assert "hung in open" in caller.failure()
     caller.open("late")

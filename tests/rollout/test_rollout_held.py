@@ -1,6 +1,7 @@
 """Episodes that may not begin: who waits for a resting environment or a publish, and how the loop waits meanwhile."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from collector_parts import Log, make_plans, make_rollout, obedient
@@ -83,7 +84,7 @@ def test_where_nothing_may_begin_the_loop_waits_for_actors_and_does_not_spin(
 
 def test_inline_actors_sleep_where_they_have_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(inline.time, "sleep", slept.append)
+    monkeypatch.setattr(inline, "time", SimpleNamespace(sleep=slept.append))
     actors = InlineActors({ONLY: echo_environment().make}, ActorsSection())
     assert actors.ready(0.25) == []
     assert slept == [0.25]
@@ -92,6 +93,9 @@ def test_inline_actors_sleep_where_they_have_nothing_to_say(monkeypatch: pytest.
     rollout = make_rollout(FakeEngine(obedient))
     work = rollout.begin(Purpose.TRAINING)
     rollout.add(work, make_plans(1, 2))
-    while work.unfinished:
+    for _ in range(TURNS):
         rollout.turn(0.25)
+        if not work.unfinished:
+            break
+    assert not work.unfinished
     assert slept == [0.25]

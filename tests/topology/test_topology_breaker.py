@@ -30,6 +30,12 @@ def test_it_opens_above_the_share_and_not_at_it() -> None:
     assert opened[1]["attempts"] == 8
 
 
+def test_it_rests_for_half_the_patience_of_the_watchdog_at_most() -> None:
+    breaker = EnvironmentBreaker(SETTINGS.model_copy(update={"stop_after_s": 6.0}))
+    broken(breaker)
+    assert [breaker.leave("env@1", now_s) for now_s in (2.9, 3.0)] == ["none", "one"]
+
+
 def test_after_a_rest_one_attempt_decides() -> None:
     breaker = EnvironmentBreaker(SETTINGS)
     broken(breaker)

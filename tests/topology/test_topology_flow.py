@@ -11,7 +11,8 @@ from hotpot.config import Recipe
 from hotpot.config.load import build_recipe
 from hotpot.errors import LearnerError
 from hotpot.experience import RunReader
-from hotpot.topology.collecting.lines import StreamLine
+from hotpot.topology.collecting.batches import BatchesAhead
+from hotpot.topology.collecting.lines import BatchLine, StreamLine
 from hotpot.topology.collecting.queue import TrajectoryQueue
 from hotpot.topology.flow import Flow
 from hotpot.topology.learning.protocol import Work
@@ -73,10 +74,24 @@ def test_newer_weights_serve_once_the_time_is_over_though_no_update_ends_then(
             assert served == [newest]
 
 
-@pytest.mark.parametrize(("depth", "at_once"), [(12, 4), (4, 16)])
-def test_episodes_of_a_resting_environment_do_not_take_every_place_in_line(
-    model: Path, tmp_path: Path, depth: int, at_once: int
-) -> None:
+def batches(session: Session) -> BatchLine:
+    return BatchLine(BatchesAhead(1), unit=session.recipe.rollout.tasks_per_batch)
+
+
+def test_where_every_environment_rests_no_end_of_groups_is_begun(recipe: Build) -> None:
+    with wired(recipe(*SERIAL)) as (session, _):
+        session.rollout.held = {one.member.name for one in session.environments}
+        with Flow(session, stream(session)) as flow:
+            flow.feed()
+            begun = flow.harvest.resting
+            assert 0 < len(begun) <= 2 * session.rollout.capacity
+            flow.feed()
+            assert set(flow.harvest.resting) <= set(begun)
+            assert flow.harvest.standing == (0, 0)
+
+
+def mixed(model: Path, folder: Path, *more: str) -> Recipe:
+    """A recipe with two environments, ``plain`` and ``strict``, half of the tasks each."""
     told = {
         **{name: section for name, section in SETTINGS.items() if name != "env"},
         "tasks": {
@@ -86,21 +101,39 @@ def test_episodes_of_a_resting_environment_do_not_take_every_place_in_line(
             ]
         },
     }
-    places = (f"queue.depth={depth}", "queue.when_full=block", f"engine.max_concurrency={at_once}")
     sizes = (
         "rollout.tasks_per_batch=2",
         "rollout.samples_per_task=2",
         "learner.minibatches=1",
         "topology.updates=6",
     )
-    where = (f"model.path={model}", f"run.folder={tmp_path}")
-    recipe = build_recipe(told, [*where, *SERIAL, *places, *sizes], origin="test")
-    with wired(recipe) as (session, _):
+    where = (f"model.path={model}", f"run.folder={folder}")
+    return build_recipe(told, [*where, *SERIAL, *sizes, *more], origin="test")
+
+
+@pytest.mark.parametrize(("depth", "at_once"), [(12, 4), (4, 16)])
+def test_episodes_of_a_resting_environment_do_not_take_every_place_in_line(
+    model: Path, tmp_path: Path, depth: int, at_once: int
+) -> None:
+    places = (f"queue.depth={depth}", "queue.when_full=block", f"engine.max_concurrency={at_once}")
+    with wired(mixed(model, tmp_path, *places)) as (session, _):
         session.rollout.held = {"strict"}
         with Flow(session, stream(session)) as flow:
             assert go_on(flow, lambda: session.progress.done == 6)
         versions = RunReader.open(session.folder).table("trajectories", ["env_version"])["env_version"]
         assert set(versions.to_pylist()) == {session.environments[0].environment.env_version.version}
+
+
+def test_whole_batches_wait_for_no_more_than_the_trial_of_a_resting_environment(
+    model: Path, tmp_path: Path
+) -> None:
+    with wired(mixed(model, tmp_path)) as (session, _):
+        session.rollout.held = {"strict"}
+        with Flow(session, batches(session)) as flow:
+            go_on(flow, lambda: session.progress.done == 6)
+            assert len(flow.harvest.resting) == 1
+            session.rollout.held = set()
+            assert go_on(flow, lambda: session.progress.done == 6)
 
 
 @pytest.mark.parametrize("under_way", [Work, Path])

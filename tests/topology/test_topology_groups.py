@@ -34,12 +34,12 @@ def test_a_group_without_over_issue_waits_for_each_end_and_keeps_the_order_of_fi
     assert groups.turn([done(4, 2)]) == Turned()
     assert groups.turn([], ["4.0"]) == Turned()
     assert list(groups.under_way) == ["g4"]
-    assert groups.expected == 2
+    assert groups.standing()[1] == 2
     (group,) = groups.turn([done(4, 1)]).complete
     assert (group.group_id, names(group.trajectories)) == ("g4", ["4.2.0", "4.1.0"])
     assert (group.issued, group.lost, group.cut, group.arrivals) == (3, 1, 0, (0, 1))
     assert not groups.under_way
-    assert groups.expected == 0
+    assert groups.standing()[1] == 0
 
 
 def test_the_tail_is_cut_and_of_one_turn_the_lowest_samples_count() -> None:
@@ -136,3 +136,13 @@ def test_every_episode_ends_as_exactly_one_thing(
     counts = groups.counts
     assert counts.issued == counts.finished + counts.surplus + counts.lost + counts.cut
     assert (counts.surplus, counts.late) == (len(surplus), 0)
+
+
+def test_what_rests_is_not_waited_for() -> None:
+    groups = Groups(2)
+    groups.issue([*plans(1, 3), *plans(2, 3)])
+    groups.turn([done(1, 0)])
+    assert groups.standing() == (2, 4)
+    assert groups.standing({"1.1", "1.2"}) == (1, 3)
+    assert groups.standing({"1.1", "2.0"}) == (2, 4)
+    assert groups.standing({"1.1", "1.2", "2.0", "2.1", "2.2"}) == (0, 1)

@@ -53,9 +53,6 @@ class Flow:
             keep_within_s=0.0 if self.serial else KEEP_WITHIN_S,
         )
         whole = recipe.rollout.tasks_per_batch * recipe.rollout.samples_per_task
-        self._may_rest = max(
-            1, min(session.rollout.capacity, whole // 2)
-        )  # a line has room for a whole batch
         self._batch_size = whole if recipe.queue.batch_tokens is None else 0
         self._batch: UpdateBatch | None = None
         self._to_publish = self._to_evaluate = self._leaving = False
@@ -101,17 +98,26 @@ class Flow:
         order of issue, then new ones where actors are free for them.
         """
         session, harvest = self.session, self.harvest
-        # Such as rest would take every place in line; what is let go here is issued again by a resume.
-        self._take_in(harvest.let_go(session.rollout.held, keep=session.rollout.capacity))
+        if held := session.rollout.held:
+            # Such as rest would take every place in line; what is let go here is issued again by a resume.
+            keep = 0 if self.line.in_order else session.rollout.capacity // 2
+            self._take_in(harvest.let_go(held, keep=keep))
         while self._left.issues and self._may_begin(0):
             part, rest = self._left.issues[: self.line.unit], self._left.issues[self.line.unit :]
             self._issue(session.reissue(part, self._left.chosen), self._left.past)
             self._left = replace(self._left, issues=rest) if rest else NOTHING_LEFT
-        if self._left.issues:
+        if self._left.issues or self._all_rest():
             return
         size = self.line.unit * session.sampler.samples_per_task
-        while units := self._units(session.rollout.free_places - harvest.waiting, size):
+        while len(harvest.resting) <= session.rollout.capacity and (
+            units := self._units(session.rollout.free_places - harvest.waiting, size)
+        ):
             self._issue(session.issue(units * self.line.unit))
+
+    def _all_rest(self) -> bool:
+        """Whether every environment rests, and each has an episode that waits to be its trial."""
+        waiting = {plan.environment for plan in self.harvest.resting}
+        return all(one.member.name in waiting for one in self.session.environments)
 
     def _units(self, free: int, size: int) -> int:
         """Return how many units of ``size`` episodes to begin in one go."""
@@ -129,15 +135,11 @@ class Flow:
         self.session.stop.check()
 
     def _may_begin(self, more: int) -> bool:
-        groups, learner = self.harvest.groups, self.session.progress.policy_version
-        resting = self.harvest.resting  # they bring nothing for now, and others are not to wait for them
+        learner, size = self.session.progress.policy_version, self.session.sampler.samples_per_task
+        under_way, expected = self.harvest.standing
         standing = Standing(
-            under_way=len(groups.under_way)
-            - len({group_id(plan.issue) for plan in resting})
-            + more * self.line.unit,
-            expected=groups.expected
-            - len(resting)
-            + more * self.line.unit * self.session.recipe.rollout.samples_per_task,
+            under_way=under_way + more * self.line.unit,
+            expected=expected + more * self.line.unit * size,
             policy_version=learner,
             served_version=self.session.engine.info().policy_version,
             learning=self._batch is not None,

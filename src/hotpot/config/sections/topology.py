@@ -104,7 +104,7 @@ class SupervisionSection(Section):
     breaker_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of them that fails above which no task of that version is begun."""
     breaker_rest_s: PositiveFloat = 30.0
-    """How long; then one attempt is let through, and its end decides."""
+    """How long, at most half of stop_after_s; then one attempt is let through, and its end decides."""
 
     @model_validator(mode="after")
     def _beats_are_well_below(self) -> Self:

@@ -114,10 +114,15 @@ class Groups:
         """Ids of the open groups, in order of issue."""
         return tuple(self._open)
 
-    @property
-    def expected(self) -> int:
-        """Episodes of open groups that have finished or may still come to count."""
-        return sum(min(self._wanted, group.finished + len(group.out)) for group in self._open.values())
+    def standing(self, resting: Collection[str] = ()) -> tuple[int, int]:
+        """Return how many groups are under way, and how many episodes of open groups have finished or may still come to count;
+        without episodes that are ``resting``, and groups of which nothing else is out."""
+        groups = expected = 0
+        for group in self._open.values():
+            out = sum(episode not in resting for episode in group.out)
+            groups += out > 0
+            expected += min(self._wanted, group.finished + out)
+        return groups, expected
 
     def issue(self, plans: Iterable[EpisodePlan]) -> None:
         """Open the groups of ``plans``: all episodes of a task issue come in one call, in order of their samples.

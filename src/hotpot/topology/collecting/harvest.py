@@ -67,6 +67,11 @@ class Harvest:
         return [one.plan for one in self._work.waiting if one.plan.environment in held] if held else []
 
     @property
+    def standing(self) -> tuple[int, int]:
+        """Groups under way, and episodes that count or may come to; nobody is to wait for those that rest."""
+        return self.groups.standing({episode_id(plan.issue, plan.sample) for plan in self.resting})
+
+    @property
     def live(self) -> int:
         """Episodes under way."""
         return len(self._work.live)
@@ -101,14 +106,11 @@ class Harvest:
         return self._come(self._kept(lost) if keep else self.groups.turn((), lost), ends)
 
     def let_go(self, environments: Collection[str], *, keep: int) -> Harvested:
-        """Give up waiting episodes of ``environments`` beyond ``keep``: no attempt at them was made, so they are not on the
-        ledger."""
-        resting = (
-            [one for one in self._work.waiting if one.plan.environment in environments]
-            if environments
-            else []
-        )
-        gone = resting[keep:]
+        """Give up waiting episodes of ``environments`` beyond ``keep``, and beyond the newest of each, which is to be its trial:
+        no attempt at them was made, so they are not on the ledger."""
+        resting = [one for one in self._work.waiting if one.plan.environment in environments]
+        trials = {one.plan.environment: one for one in resting}
+        gone = [one for one in resting if trials[one.plan.environment] is not one][keep:]
         for one in gone:
             self._work.waiting.remove(one)
         lost = [episode_id(one.plan.issue, one.plan.sample) for one in gone]

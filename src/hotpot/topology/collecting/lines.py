@@ -36,6 +36,10 @@ class Line(Protocol):
         """Groups that are begun together."""
 
     @property
+    def in_order(self) -> bool:
+        """Whether what was begun first is taken first, so that one group that rests holds up all."""
+
+    @property
     def depth(self) -> int:
         """Trajectories that wait."""
 
@@ -65,6 +69,7 @@ class StreamLine:
     """Groups one by one, through the queue."""
 
     unit = 1
+    in_order = False
 
     def __init__(self, queue: TrajectoryQueue) -> None:
         self.queue = queue
@@ -108,6 +113,8 @@ class StreamLine:
 
 class BatchLine:
     """Whole batches of ``unit`` groups."""
+
+    in_order = True
 
     def __init__(self, batches: BatchesAhead, *, unit: int) -> None:
         self._batches, self.unit = batches, unit

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from hotpot.config import SupervisionSection
 from hotpot.experience.gate.breaker import Recent, State
+from hotpot.rollout.attempts import tally
 from hotpot.topology.supervision.supervisor import Event, Stop
 
 TRIALS_BEFORE_STOP = 1
@@ -56,7 +57,9 @@ class EnvironmentBreaker:
         one = self._of(version)
         if one.state == "closed":
             return "any"
-        rested = now_s - one.since_s >= self._settings.breaker_rest_s
+        # The watchdog is not to end a run whose environments only rest.
+        rest_s = min(self._settings.breaker_rest_s, self._settings.stop_after_s / 2)
+        rested = now_s - one.since_s >= rest_s
         return "one" if one.state == "open" and rested else "none"
 
     def issuable(self, versions: Iterable[str], now_s: float) -> tuple[str, ...]:
@@ -83,7 +86,7 @@ class EnvironmentBreaker:
         """
         one = self._of(version)
         if failed is not None:
-            one.reasons[failed] += 1
+            tally(one.reasons, failed)
         if one.state == "half_open" and one.trial == attempt_id:
             return self._decide(version, one, now_s, well=failed is None)
         if one.state != "closed":
