@@ -26,7 +26,7 @@ from hotpot.rollout import NOTHING, EpisodePlan, Past
 from hotpot.rollout.collector import WAIT_S
 from hotpot.topology.collecting.discards import Discard, discards
 from hotpot.topology.collecting.harvest import KEEP_WITHIN_S, Harvest, Harvested
-from hotpot.topology.collecting.lines import Line, Standing
+from hotpot.topology.collecting.lines import Line, Standing, told
 from hotpot.topology.collecting.queue import Taken
 from hotpot.topology.learning.protocol import Learned, Work
 from hotpot.topology.resume.left import NOTHING_LEFT
@@ -58,6 +58,7 @@ class Flow:
         self._to_publish = self._to_evaluate = self._leaving = False
         self._published_s = self._now_s()
         self._left, session.left = session.left, NOTHING_LEFT
+        self._environments = {one.member.name for one in session.environments}
         self._watch = Watch(session, self.learning, line)
         session.save, session.gauges_beside = self._save, line.gauges
 
@@ -99,7 +100,7 @@ class Flow:
         order of issue, then new ones where actors are free for them.
         """
         session, harvest = self.session, self.harvest
-        while self._left.issues and self._may_begin(0):
+        while self._left.issues and self._free > 0 and self._may_begin(0):
             part, rest = self._left.issues[: self.line.unit], self._left.issues[self.line.unit :]
             self._issue(session.reissue(part, self._left.chosen), self._left.past)
             self._left = replace(self._left, issues=rest) if rest else NOTHING_LEFT
@@ -107,9 +108,16 @@ class Flow:
             return
         # Such as rest would take every place in line; what is let go here is issued again by a resume.
         self._take_in(harvest.let_go(session.rollout.held, keep=session.rollout.capacity))
+        # Where nothing may begin, further ones would rest too, and one group in line is enough for a trial.
+        most = 0 if self._environments <= set(session.rollout.held) else session.rollout.capacity
         size = self.line.unit * session.sampler.samples_per_task
-        while units := self._units(session.rollout.free_places - harvest.waiting, size):
+        while harvest.resting <= most and (units := self._units(self._free, size)):
             self._issue(session.issue(units * self.line.unit))
+
+    @property
+    def _free(self) -> int:
+        """Places for which no episode waits."""
+        return self.session.rollout.free_places - self.harvest.waiting
 
     def _units(self, free: int, size: int) -> int:
         """Return how many units of ``size`` episodes to begin in one go."""
@@ -183,7 +191,7 @@ class Flow:
             self.line.learned()
             return
         update = session.begin_update()
-        batch = UpdateBatch(update=update, collected=collected, events=_told(taken))
+        batch = UpdateBatch(update=update, collected=collected, events=told(taken))
         batch = session.draw(batch, missing=self._missing(taken))
         session.ready(batch)
         self._batch = batch
@@ -288,10 +296,3 @@ class Flow:
     def _now_s(self) -> float:
         """Return the time that decisions go by; in serial order none does."""
         return 0.0 if self.serial else time.monotonic()
-
-
-def _told(taken: Taken) -> list[tuple[str, dict[str, Any]]]:
-    if not taken.late:
-        return []
-    detail = {"waited_s": round(taken.waited_s, 3), "groups": len(taken.groups), "missing": taken.missing}
-    return [("batch_late", detail)]

@@ -58,9 +58,13 @@ class Harvest:
     @property
     def waiting(self) -> int:
         """Episodes that wait for a place; those whose environment rests wait for something else."""
+        return len(self._work.waiting) + len(self._work.leased) - self.resting
+
+    @property
+    def resting(self) -> int:
+        """Episodes that wait for their environment to have rested."""
         held = self._rollout.held
-        resting = sum(one.plan.environment in held for one in self._work.waiting) if held else 0
-        return len(self._work.waiting) + len(self._work.leased) - resting
+        return sum(one.plan.environment in held for one in self._work.waiting) if held else 0
 
     @property
     def live(self) -> int:
