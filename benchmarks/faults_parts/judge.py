@@ -63,7 +63,7 @@ def watchdog(run: Path) -> str:
     if not path.is_file():
         return ""
     told = json.loads(path.read_text(encoding="utf-8"))
-    told.pop("stacks", None)  # they name everything
+    told.pop("children", None)  # these are all that the run has
     return json.dumps(told)
 
 
