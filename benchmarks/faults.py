@@ -8,8 +8,9 @@ was collected once, discarded, or (not in sync) waits. A case whose fault did no
 Controls: a run without faults meets none; one that hangs with nobody watching is found to hang.
 
 Environment: ``CASES`` (beginnings of names, ``engine_step,lake``), ``TOPOLOGIES`` (``sync,async``), ``TIMES`` (default 3),
-``SEED``, ``JOBS`` (runs side by side, default 2), ``PATIENCE`` (default 1; longer deadlines on a busy machine), ``CONTROLS`` (0
-leaves them out), ``KEEP`` (a folder for the runs, which stay). The last line is JSON.
+``SEED``, ``JOBS`` (runs side by side, default 2; twice as many beside them that mostly wait), ``PATIENCE`` (default 1; longer
+deadlines on a busy machine), ``CONTROLS`` (0 leaves them out), ``KEEP`` (a folder for the runs, which stay). The last line is
+JSON.
 """
 
 import json
@@ -19,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +30,9 @@ from faults_parts.cases import TOPOLOGIES, Case, chosen
 from faults_parts.judge import Verdict, imbalance, last_words, verdict
 
 from hotpot.testing.faults import Fault, Kind
+
+Attempt = tuple[Path, str, Case, int]
+"""Folder, topology, case and turn."""
 
 
 @dataclass(slots=True)
@@ -74,14 +79,30 @@ def main() -> int:
             for number, (topology, case) in enumerate(chosen(names, topologies))
             for turn in range(times)
         ]
-        with ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
-            for outcome in pool.map(lambda one: attempt(folder / "model", *one, keep=bool(kept)), todo):
-                count(outcome, tally)
+        for outcome in attempts(folder / "model", todo, keep=bool(kept)):
+            count(outcome, tally)
     finally:
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
     report(tally, began_s)
     return 1 if tally.complaints or not tally.verdicts.total() else 0
+
+
+def attempts(model: Path, todo: Sequence[Attempt], *, keep: bool) -> Iterator[Outcome]:
+    """Make all of ``todo`` and yield what came of each as it ends. What mostly waits has places of its own, so that the
+    processors don't."""
+    jobs = int(os.environ.get("JOBS", "2"))
+    with ThreadPoolExecutor(jobs) as busy, ThreadPoolExecutor(2 * jobs) as waiting:
+        made = [
+            (waiting if case.waits else busy).submit(attempt, model, folder, topology, case, turn, keep=keep)
+            for folder, topology, case, turn in todo
+        ]
+        try:
+            for future in as_completed(made):
+                yield future.result()
+        finally:
+            for future in made:
+                future.cancel()
 
 
 def controls(folder: Path, topologies: list[str], tally: Tally) -> None:

@@ -33,6 +33,11 @@ class Case:
     processes: bool = False
     """Whether actors have processes of their own, in topologies that can have them."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether most of the case's time goes by until somebody notices."""
+        return any(fault.kind in (Kind.HANG, Kind.FREEZE) for fault in self.faults)
+
     def settings(self, topology: str) -> tuple[str, ...]:
         """Return the recipe's overrides in a topology."""
         own = ("actors.kind=processes",) if self.processes and topology != "sync" else ()

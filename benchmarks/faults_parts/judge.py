@@ -63,7 +63,8 @@ def watchdog(run: Path) -> str:
     if not path.is_file():
         return ""
     told = json.loads(path.read_text(encoding="utf-8"))
-    told.pop("stacks", None)  # they name everything
+    for name in ("stacks", "children"):  # they name everything that the run has
+        told.pop(name, None)
     return json.dumps(told)
 
 

@@ -51,6 +51,14 @@ def test_a_main_thread_that_hangs_is_named_by_its_span(case: str, tmp_path: Path
     assert "_watch" in text
 
 
+def test_what_hangs_before_there_is_a_run_folder_is_ended_too(tmp_path: Path) -> None:
+    code, told = ended("opening", tmp_path / "run")
+    assert code == 1
+    assert "the run waits for the run folder to be opened, in hang_in_c" in told.splitlines()[-1]
+    assert "topology_watchdog_worker.py" in told
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_loop_that_turns_and_gets_nowhere_names_the_silent_part(tmp_path: Path) -> None:
     code, _ = ended("turning", tmp_path)
     found = read_verdict(tmp_path)

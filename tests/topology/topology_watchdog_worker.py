@@ -21,7 +21,7 @@ _package.__path__ = [str(_TOPOLOGY)]
 sys.modules["hotpot.topology"] = _package
 
 from hotpot.timeline import Timeline  # noqa: E402
-from hotpot.topology.supervision.watchdog import watch  # noqa: E402
+from hotpot.topology.supervision.watchdog import bounded, watch  # noqa: E402
 
 case, folder = sys.argv[1], Path(sys.argv[2])
 HANG_S = 100.0
@@ -42,6 +42,11 @@ def child() -> None:
 def main() -> None:
     if case == "child":
         child()
+    if case == "opening":
+        with bounded("the end of a nap", limit_s=60.0):
+            pass
+        with bounded("the run folder to be opened", limit_s=1.0):
+            hang_in_c(holds_the_lock=False)
     timeline = Timeline()
     with watch(folder, stop_after_s=2.0, timeline=timeline, silent=lambda: "actor-7, silent for 2 s") as dog:
         if case == "turning":

@@ -26,7 +26,7 @@ from hotpot.rollout import NOTHING, EpisodePlan, Past
 from hotpot.rollout.collector import WAIT_S
 from hotpot.topology.collecting.discards import Discard, discards
 from hotpot.topology.collecting.harvest import KEEP_WITHIN_S, Harvest, Harvested
-from hotpot.topology.collecting.lines import Line, Standing
+from hotpot.topology.collecting.lines import Line, Standing, told
 from hotpot.topology.collecting.queue import Taken
 from hotpot.topology.learning.protocol import Learned, Work
 from hotpot.topology.resume.left import NOTHING_LEFT
@@ -58,6 +58,7 @@ class Flow:
         self._to_publish = self._to_evaluate = self._leaving = False
         self._published_s = self._now_s()
         self._left, session.left = session.left, NOTHING_LEFT
+        self._environments = {one.member.name for one in session.environments}
         self._watch = Watch(session, self.learning, line)
         session.save, session.gauges_beside = self._save, line.gauges
 
@@ -98,26 +99,27 @@ class Flow:
         order of issue, then new ones where actors are free for them.
         """
         session, harvest = self.session, self.harvest
-        if held := session.rollout.held:
+        held = session.rollout.held
+        if held:
             # Such as rest would take every place in line; what is let go here is issued again by a resume.
             keep = 0 if self.line.in_order else session.rollout.capacity // 2
             self._take_in(harvest.let_go(held, keep=keep))
-        while self._left.issues and self._may_begin(0):
+        # Where nothing may begin, further ones would rest too, and what is in line is enough for a trial.
+        most = 0 if self._environments <= set(held) else session.rollout.capacity
+        while self._left.issues and len(harvest.resting) <= most and self._free > 0 and self._may_begin(0):
             part, rest = self._left.issues[: self.line.unit], self._left.issues[self.line.unit :]
             self._issue(session.reissue(part, self._left.chosen), self._left.past)
             self._left = replace(self._left, issues=rest) if rest else NOTHING_LEFT
-        if self._left.issues or self._all_rest():
+        if self._left.issues:
             return
         size = self.line.unit * session.sampler.samples_per_task
-        while len(harvest.resting) <= session.rollout.capacity and (
-            units := self._units(session.rollout.free_places - harvest.waiting, size)
-        ):
+        while len(harvest.resting) <= most and (units := self._units(self._free, size)):
             self._issue(session.issue(units * self.line.unit))
 
-    def _all_rest(self) -> bool:
-        """Whether every environment rests, and each has an episode that waits to be its trial."""
-        waiting = {plan.environment for plan in self.harvest.resting}
-        return all(one.member.name in waiting for one in self.session.environments)
+    @property
+    def _free(self) -> int:
+        """Places for which no episode waits."""
+        return self.session.rollout.free_places - self.harvest.waiting
 
     def _units(self, free: int, size: int) -> int:
         """Return how many units of ``size`` episodes to begin in one go."""
@@ -192,7 +194,7 @@ class Flow:
             self.line.learned()
             return
         update = session.begin_update()
-        batch = UpdateBatch(update=update, collected=collected, events=_told(taken))
+        batch = UpdateBatch(update=update, collected=collected, events=told(taken))
         batch = session.draw(batch, missing=self._missing(taken))
         session.ready(batch)
         self._batch = batch
@@ -302,10 +304,3 @@ class Flow:
     def _now_s(self) -> float:
         """Return the time that decisions go by; in serial order none does."""
         return 0.0 if self.serial else time.monotonic()
-
-
-def _told(taken: Taken) -> list[tuple[str, dict[str, Any]]]:
-    if not taken.late:
-        return []
-    detail = {"waited_s": round(taken.waited_s, 3), "groups": len(taken.groups), "missing": taken.missing}
-    return [("batch_late", detail)]

@@ -50,7 +50,7 @@ from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.session import Progress, Session
 from hotpot.topology.supervision.stopping import StopSignal
 from hotpot.topology.supervision.verdict import read_verdict
-from hotpot.topology.supervision.watchdog import watch
+from hotpot.topology.supervision.watchdog import bounded, watch
 from hotpot.topology.updates.outcomes import read_outcomes
 from hotpot.types import Purpose, SamplingParams
 
@@ -75,23 +75,23 @@ def wire(
     the store is closed in order: what is finished is in the lake, what is not is dropped with a reason.
     """
     keep_freed_memory()
-    history = read_history(folder, checkpoint) if resume else History()
-    kept = list_checkpoints(folder) if resume else []
-    first = checkpoint_folder(folder, kept[0]) if kept else None
-    made = read_ingredients(recipe, model=history.source, first=first)
-    taking = _taking(folder, recipe, checkpoint) if resume == RESUMED else None
-    accepted = check_same_experiment(taking, made, history.source) if taking is not None else []
-    learner = make_learner(recipe, made, history.source)
-    source_run = recipe.debug.source_run if resume != EVALUATING else None
-    if source_run is not None:
-        check_source(source_run, recipe)
-    foreign_version = 0 if source_run is None else first_policy_version(source_run)
-    threads = choose_threads(recipe, made.decoder)
+    limit_s = recipe.supervision.stop_after_s
+    with bounded("its parts to be read and the machine measured", limit_s=limit_s):
+        history = read_history(folder, checkpoint) if resume else History()
+        kept = list_checkpoints(folder) if resume else []
+        first = checkpoint_folder(folder, kept[0]) if kept else None
+        made = read_ingredients(recipe, model=history.source, first=first)
+        taking = _taking(folder, recipe, checkpoint) if resume == RESUMED else None
+        accepted = check_same_experiment(taking, made, history.source) if taking is not None else []
+        learner = make_learner(recipe, made, history.source)
+        foreign_version = 0 if resume == EVALUATING else _foreign_version(recipe)
+        threads = choose_threads(recipe, made.decoder)
     timeline = Timeline(keep_slices=recipe.run.trace)
     with ExitStack() as stack:
-        store = stack.enter_context(
-            _open_store(recipe, made, folder, run_id, timeline, threads, resume=resume is not None)
-        )
+        with bounded("the run folder to be opened", limit_s=limit_s):
+            store = stack.enter_context(
+                _open_store(recipe, made, folder, run_id, timeline, threads, resume=resume is not None)
+            )
         resumption = Resumption(history=history, position=behind_the_marks(store.ledger))
         if taking is not None:
             resumption = _take_up(taking, made, history, store, threads, first, accepted)
@@ -167,6 +167,15 @@ def wire(
         if resume != EVALUATING:
             write_recipe(folder, recipe, made.redactor)
         yield session
+
+
+def _foreign_version(recipe: Recipe) -> int:
+    """Return the policy version that a run which learns from another's record begins behind; 0 where it learns from its own."""
+    source_run = recipe.debug.source_run
+    if source_run is None:
+        return 0
+    check_source(source_run, recipe)
+    return first_policy_version(source_run)
 
 
 def _taking(folder: Path, recipe: Recipe, checkpoint: str | None) -> Taking:

@@ -1,12 +1,13 @@
 """What stands between actors and learner, as a topology sees it: a queue of groups, or whole batches side by side.
 
 Owns the common face of :class:`~hotpot.topology.collecting.queue.TrajectoryQueue` (``async``) and
-:class:`~hotpot.topology.collecting.batches.BatchesAhead` (``batched_async``). Decides nothing itself.
+:class:`~hotpot.topology.collecting.batches.BatchesAhead` (``batched_async``). Decides nothing itself. And what the record is told of a
+batch that was taken.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from hotpot.topology.collecting.batches import BatchesAhead
 from hotpot.topology.collecting.discards import Discard
@@ -158,3 +159,11 @@ class BatchLine:
     def gauges(self) -> Mapping[str, float]:
         """Only how much waits: no batch is late, or left out."""
         return {"queue/depth": self.depth}
+
+
+def told(taken: Taken) -> list[tuple[str, dict[str, Any]]]:
+    """Return the events of an update whose batch is ``taken``: that it was late, where it was."""
+    if not taken.late:
+        return []
+    detail = {"waited_s": round(taken.waited_s, 3), "groups": len(taken.groups), "missing": taken.missing}
+    return [("batch_late", detail)]

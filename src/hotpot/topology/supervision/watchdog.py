@@ -7,6 +7,8 @@
                                        ▼
                        faulthandler's timer in C: where not even this thread comes to run ──► stacks, exit 1
 
+Before there is a run folder one deadline does (:func:`bounded`).
+
 Owns that judgement and the last seconds of the process. What is progress is said by whoever calls; what a part does about
 its own dead is the supervisor's (:mod:`hotpot.topology.supervision.supervisor`).
 Invariants: a run whose progress, or spans, or turns without a progress number move at least every ``stop_after_s`` is never
@@ -200,6 +202,43 @@ def watch(
         if suspends:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         dog.stop()
+
+
+@contextmanager
+def bounded(doing: str, *, limit_s: float) -> Iterator[None]:
+    """End this process where what its main thread is ``doing`` inside the block takes longer than ``limit_s`` seconds: for what
+    is done before there is a run folder that :func:`watch` could write to. Stacks and culprit go to standard error, the exit
+    code is 1."""
+    over = threading.Event()
+    thread = threading.Thread(target=_bound, args=(doing, limit_s, over), name="hotpot-watchdog", daemon=True)
+    faulthandler.dump_traceback_later(_NATIVE_FACTOR * limit_s + _LAST_S, exit=True, file=2)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_LAST_S)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _bound(doing: str, limit_s: float, over: threading.Event) -> None:
+    part_s = limit_s / 4
+    clock = CountedTime(part_s)
+    until_s = clock.at(time.monotonic()) + limit_s
+    while not over.wait(min(_LOOK_S, part_s / 4)):
+        if clock.at(time.monotonic()) < until_s:
+            continue
+        faulthandler.dump_traceback_later(_LAST_S, exit=True, file=2)
+        try:
+            faulthandler.dump_traceback(file=2, all_threads=True)
+            where = _where(sys._current_frames().get(threading.main_thread().ident or 0))
+            said = (
+                f"hotpot: no progress for {limit_s:.0f} s (supervision.stop_after_s = {limit_s:g}): the run waits for {doing}, "
+                f"in {where}; every stack is above; mend that and try again"
+            )
+            os.write(2, (said + "\n").encode())
+        finally:
+            os._exit(1)
 
 
 def _where(frame: FrameType | None) -> str:
