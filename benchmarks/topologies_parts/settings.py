@@ -18,14 +18,14 @@ DEPTH = max(TASKS * SAMPLES, round(200 * SCALE))
 OVER_ISSUE = 0.25
 PUBLISH_EVERY = 10
 MAX_STALENESS = 24
-"""Above what a steady run comes to: 9 updates until the next publish, and 11 batches that are under way or wait."""
+"""Above what a steady run comes to: 9 updates until the next publish, and 4 batches that are under way or wait."""
 
 POLICY = ["warmstart.hidden_size=192", "warmstart.intermediate_size=576"]
 """The order desk's policy, twice its size (0.9 million parameters): beside the default's arithmetic what is recorded of a
 trajectory weighs as much, which is the same work in each topology, and in the ideal it is none."""
 
-LAW = {"kind": "lognormal", "mean_s": 0.15, "sigma": 1.0, "longest_s": 1.5}
-"""How long each call of an environment waits, the reset too: most a tenth of a second, the longest 15 times that."""
+LAW = {"kind": "lognormal", "mean_s": 0.4, "sigma": 1.0, "longest_s": 4.0}
+"""How long each call of an environment waits, the reset too: half of them a quarter of a second, the longest 4 s."""
 
 LEARNING = [
     "learner.advantages=reinforce_pp", "learner.learning_rate=4e-5", "learner.decoupled=stale",
@@ -49,12 +49,13 @@ TOPOLOGIES: dict[str, list[str]] = {
     "sync": ["topology.kind=sync", f"actors.over_issue={OVER_ISSUE}"],
     "async": [
         "topology.kind=async", f"topology.publish_every_updates={PUBLISH_EVERY}", f"queue.depth={DEPTH}",
-        "queue.when_full=drop_oldest", f"queue.max_staleness={MAX_STALENESS}",
+        "queue.when_full=block", f"queue.max_staleness={MAX_STALENESS}",
     ],
     "batched": [
         "topology.kind=batched_async", f"topology.publish_every_updates={PUBLISH_EVERY}", "topology.batches_ahead=3",
         f"actors.over_issue={OVER_ISSUE}",
     ],
 }  # fmt: skip
-"""Where actors wait for nobody nothing has to be cut. ``block`` would keep what is under way and what waits together below the
-queue's depth, and 200 episodes at once don't fill a decode step as 512 do; what finds no room is dropped, and counted."""
+"""``async`` issues no more episodes than there is room for, so that nothing is cut, dropped or generated in vain. With
+``drop_oldest`` all 512 environments are at work, two fifths of what they bring find no room, and the learner, who shares two
+cores with them, is no faster for it."""
