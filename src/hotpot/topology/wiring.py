@@ -100,7 +100,8 @@ def wire(
                 learner.load(history.source)
                 made = replace(made, origin=str(history.source))
         version = max(store.ledger.mark("policy_version"), foreign_version) + 1
-        store.ledger.advance("policy_version", version)
+        with bounded("the ledger to take a policy version", limit_s=limit_s):
+            store.ledger.advance("policy_version", version)
         position, done = resumption.position, len(history.updates)
         learner.lost_updates = position.next_update - 1 - done
         sampling = frozen_sampling(recipe)
