@@ -130,7 +130,9 @@ def test_who_runs_episodes_is_said_of_every_topology() -> None:
     )
     assert said["issued of each task"].startswith("12 episodes: 8 of them count")
     assert said["one call, at most"].startswith("60 s: ")
-    assert make_plan(recipe(*many, "actors.environments_per_group=8")).generation_waves == 8
+    assert make_plan(recipe(*many, "actors.environments_per_group=8")).generation_waves == 12
+    wide = ("actors.kind=threads", "actors.groups=16", "actors.environments_per_group=32")
+    assert make_plan(recipe(*wide, "engine.max_concurrency=32")).generation_waves == 4
     learned = said_of("debug.mode=learn_from_record", "debug.source_run=runs/a")
     assert list(learned) == ["the run ends without progress for"]
 

@@ -100,7 +100,11 @@ def make_plan(recipe: Recipe) -> Plan:
         tasks_per_update=rollout.tasks_per_batch,
         samples_per_task=rollout.samples_per_task,
         episodes_per_update=episodes,
-        generation_waves=math.ceil(episodes / episodes_at_once(recipe)),
+        generation_waves=math.ceil(
+            rollout.tasks_per_batch
+            * recipe.episodes_per_task
+            / min(episodes_at_once(recipe), recipe.engine.max_concurrency)
+        ),
         max_sampled_tokens_per_episode=sampled,
         max_sampled_tokens_per_update=episodes * sampled,
         max_context_tokens_per_episode=context * windows,
@@ -172,7 +176,7 @@ def _rollout_lines(plan: Plan) -> tuple[_Row, ...]:
         (part, "tasks", plan.tasks_per_update, "tasks", "rollout.tasks_per_batch"),
         (part, "samples of each", plan.samples_per_task, "episodes", "rollout.samples_per_task: one group"),
         (part, "episodes", per_update, "episodes", f"{plan.tasks_per_update} x {plan.samples_per_task}"),
-        (part, "waves", plan.generation_waves, "waves", "episodes / those at once, rounded up"),
+        (part, "waves", plan.generation_waves, "waves", "episodes that are issued / those that actors and engine take at once, rounded up"),
         (part, "sampled tokens, at most", plan.max_sampled_tokens_per_update, "tokens",
          f"{per_update} x {sampled} (max_steps x max_step_tokens, {'and notes' if windows > 1 else 'within the context'})"),
         (part, "context tokens, at most", plan.max_context_tokens_per_update, "tokens",
