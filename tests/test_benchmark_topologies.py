@@ -1,5 +1,6 @@
 """The benchmark of topologies: its arms differ in who waits for whom alone, and its figures are what a run did."""
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -117,7 +118,7 @@ def test_what_one_core_does_is_measured_by_the_token(parts: ModuleType, model: P
     runs.TOPOLOGIES = {"sync": lambda session: parts.rates.run_rates(session, out)}
     start = [f"model.path={model}", f"run.folder={tmp_path}", "run.id=it", "run.threads=1"]
     runs.train(build_recipe(COIN, start, origin="test"), console=Console(quiet=True))
-    figures = parts.rates.json.loads(out.read_text())
+    figures = json.loads(out.read_text())
     assert figures["trajectories"] == parts.rates.BATCHES * 8
     assert figures["tokens"] > 1
     assert figures["generate_s"] + figures["learn_s"] > 0

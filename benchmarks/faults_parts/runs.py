@@ -26,8 +26,8 @@ UPDATES = 3
 PATIENCE = float(os.environ.get("PATIENCE", "1"))
 """How many times slower than an idle machine this one is: every deadline is as many times longer."""
 
-SURVIVE_S = 10.0 * PATIENCE
-"""Time that the processes a run has started have to end after it; one that still imports sees only then that it is alone."""
+SURVIVE_S = 5.0 * PATIENCE
+"""Time that the processes a run has started have to end after it."""
 
 DEADLINE_S = 90.0 * PATIENCE
 """Longest life of one process; then it is killed and counts as hung."""

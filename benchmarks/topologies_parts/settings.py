@@ -57,5 +57,5 @@ TOPOLOGIES: dict[str, list[str]] = {
     ],
 }  # fmt: skip
 """``async`` issues no more episodes than there is room for, so that nothing is cut, dropped or generated in vain. With
-``drop_oldest`` all 512 environments are at work, two fifths of what they bring find no room, and the learner, who shares two
+``drop_oldest`` all 512 environments are at work, a quarter of what they bring finds no room, and the learner, who shares two
 cores with them, is no faster for it."""

@@ -133,6 +133,7 @@ def test_who_runs_episodes_is_said_of_every_topology() -> None:
     assert make_plan(recipe(*many, "actors.environments_per_group=8")).generation_waves == 12
     wide = ("actors.kind=threads", "actors.groups=16", "actors.environments_per_group=32")
     assert make_plan(recipe(*wide, "engine.max_concurrency=32")).generation_waves == 4
+    assert make_plan(recipe("debug.mode=learn_from_record", "debug.source_run=runs/a")).generation_waves == 0
     learned = said_of("debug.mode=learn_from_record", "debug.source_run=runs/a")
     assert list(learned) == ["the run ends without progress for"]
 
@@ -152,6 +153,9 @@ def test_the_queue_is_said_with_what_happens_at_its_bounds() -> None:
     assert published.startswith("4 updates: topology.publish_every_updates, or once 9 s have passed")
     assert "from the next token on" in published
     assert said["replaced, at most"].startswith("16 actors")
+    assert said_of("topology.kind=async", "supervision.stop_after_s=40")[
+        "an environment version rests"
+    ].startswith("20 s: ")
     assert "0.5 of the last 32 attempts" in said["an environment version rests"]
     unbound = recipe("topology.kind=async").model_copy(update={"queue": QueueSection(max_staleness=None)})
     found = {line.name: line.shown for line in make_plan(unbound).flow}

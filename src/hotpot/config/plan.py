@@ -100,11 +100,7 @@ def make_plan(recipe: Recipe) -> Plan:
         tasks_per_update=rollout.tasks_per_batch,
         samples_per_task=rollout.samples_per_task,
         episodes_per_update=episodes,
-        generation_waves=math.ceil(
-            rollout.tasks_per_batch
-            * recipe.episodes_per_task
-            / min(episodes_at_once(recipe), recipe.engine.max_concurrency)
-        ),
+        generation_waves=_waves(recipe) if episodes else 0,
         max_sampled_tokens_per_episode=sampled,
         max_sampled_tokens_per_update=episodes * sampled,
         max_context_tokens_per_episode=context * windows,
@@ -152,6 +148,12 @@ def plan_table(plan: Plan) -> "Table":
         table.add_row(f"  {line.name}", f"{line.shown} {line.unit}", line.made_of)
         last = line.part
     return table
+
+
+def _waves(recipe: Recipe) -> int:
+    """Return how often actors or engine are filled by the episodes that are issued for an update."""
+    issued = recipe.rollout.tasks_per_batch * recipe.episodes_per_task
+    return math.ceil(issued / min(episodes_at_once(recipe), recipe.engine.max_concurrency))
 
 
 _Row = tuple[str, str, int, str, str]

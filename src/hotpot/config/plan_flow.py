@@ -168,6 +168,7 @@ def _supervision(recipe: Recipe, *, watched: bool) -> list[PlanLine]:
               "supervision.dead_after_s: an actor is replaced; engine or learner, and the run ends", part),
         _line("replaced, at most", settings.max_replacements, "actors",
               "supervision.max_replacements; with one more the run ends", part),
-        _line("an environment version rests", settings.breaker_rest_s, "s", f"supervision.breaker_rest_s, {fails}", part),
+        _line("an environment version rests", settings.rest_s, "s",
+              f"supervision.breaker_rest_s, at most half of stop_after_s; {fails}", part),
         whole,
     ]  # fmt: skip

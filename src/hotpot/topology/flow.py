@@ -137,7 +137,7 @@ class Flow:
         self.session.stop.check()
 
     def _may_begin(self, more: int) -> bool:
-        learner, size = self.session.progress.policy_version, self.session.sampler.samples_per_task
+        learner, size = self.session.progress.policy_version, self.session.recipe.rollout.samples_per_task
         under_way, expected = self.harvest.standing
         standing = Standing(
             under_way=under_way + more * self.line.unit,

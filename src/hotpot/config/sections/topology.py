@@ -106,6 +106,11 @@ class SupervisionSection(Section):
     breaker_rest_s: PositiveFloat = 30.0
     """How long, at most half of stop_after_s; then one attempt is let through, and its end decides."""
 
+    @property
+    def rest_s(self) -> float:
+        """How long an environment version rests: the watchdog is not to end a run whose environments do nothing else."""
+        return min(self.breaker_rest_s, self.stop_after_s / 2)
+
     @model_validator(mode="after")
     def _beats_are_well_below(self) -> Self:
         if self.dead_after_s < 4 * self.beat_s:

@@ -68,9 +68,8 @@ class PrefixIndex:
         self._chain = hasher
         self._entries: dict[int, _Entry] = {}
         self._blocks: dict[Digest, int] = {}
-        self._children: dict[
-            int, list[tuple[bytes, int]]
-        ] = {}  # by the block before: sorted tokens and their block
+        # By the block before: sorted tokens, each with its block.
+        self._children: dict[int, list[tuple[bytes, int]]] = {}
         self.root = Node(b"", -1)
         self.restart(root)
 

@@ -70,7 +70,8 @@ class Redactor:
     def __init__(self, patterns: Sequence[str] = ()) -> None:
         self._known = (*PATTERNS, *(_custom(pattern) for pattern in patterns))
         # Most texts have none of them, and need not be asked pattern by pattern.
-        self._hints = () if patterns else tuple(hint for known in PATTERNS for hint in known.hints)
+        every = all(known.hints for known in self._known)
+        self._hints = tuple(hint for known in self._known for hint in known.hints) if every else ()
 
     def redact(self, text: str) -> tuple[str, int]:
         """Return ``text`` with every secret replaced, and how many were. Applying it again changes nothing."""

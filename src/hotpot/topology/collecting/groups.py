@@ -119,7 +119,9 @@ class Groups:
         without episodes that are ``resting``, and groups of which nothing else is out."""
         groups = expected = 0
         for group in self._open.values():
-            out = sum(episode not in resting for episode in group.out)
+            out = len(group.out)
+            if resting:
+                out -= sum(episode in resting for episode in group.out)
             groups += out > 0
             expected += min(self._wanted, group.finished + out)
         return groups, expected

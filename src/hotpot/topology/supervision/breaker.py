@@ -57,9 +57,7 @@ class EnvironmentBreaker:
         one = self._of(version)
         if one.state == "closed":
             return "any"
-        # The watchdog is not to end a run whose environments only rest.
-        rest_s = min(self._settings.breaker_rest_s, self._settings.stop_after_s / 2)
-        rested = now_s - one.since_s >= rest_s
+        rested = now_s - one.since_s >= self._settings.rest_s
         return "one" if one.state == "open" and rested else "none"
 
     def issuable(self, versions: Iterable[str], now_s: float) -> tuple[str, ...]:

@@ -7,7 +7,7 @@
                                        ▼
                        faulthandler's timer in C: where not even this thread comes to run ──► stacks, exit 1
 
-Before there is a run folder one deadline does (:func:`bounded`).
+Before a run can be watched each part of its start has a deadline (:func:`bounded`).
 
 Owns that judgement and the last seconds of the process. What is progress is said by whoever calls; what a part does about
 its own dead is the supervisor's (:mod:`hotpot.topology.supervision.supervisor`).
@@ -207,7 +207,7 @@ def watch(
 @contextmanager
 def bounded(doing: str, *, limit_s: float) -> Iterator[None]:
     """End this process where what its main thread is ``doing`` inside the block takes longer than ``limit_s`` seconds: for what
-    is done before there is a run folder that :func:`watch` could write to. Stacks and culprit go to standard error, the exit
+    is done before :func:`watch` has a run folder to write to and progress to look at. Stacks and culprit go to standard error, the exit
     code is 1."""
     over = threading.Event()
     thread = threading.Thread(target=_bound, args=(doing, limit_s, over), name="hotpot-watchdog", daemon=True)
