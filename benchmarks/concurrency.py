@@ -23,7 +23,7 @@ import numpy as np
 from hotpot.config import ActorsSection, RolloutSection
 from hotpot.envs import BoundEnvironment, load_environment
 from hotpot.experience.log.ledger import Lease
-from hotpot.models import train_tokenizer
+from hotpot.models import seldom_collected, train_tokenizer
 from hotpot.rollout import ONLY, Dialect, Mix, Provenance, Rollout, Scene, TaskSampler
 from hotpot.rollout.actors import InlineActors, ThreadActors
 from hotpot.rollout.collection import even_places
@@ -74,8 +74,9 @@ def measure(way: str, episodes_at_once: int) -> dict[str, float]:
     steps = 0
     gc.collect()
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    for trajectories in rollout.collect(plans, Purpose.TRAINING):
-        steps += sum(len(one.steps) for one in trajectories)
+    with seldom_collected():  # as in every run
+        for trajectories in rollout.collect(plans, Purpose.TRAINING):
+            steps += sum(len(one.steps) for one in trajectories)
     cpu_s, wall_s = time.process_time() - began_cpu_s, time.monotonic() - began_s
     threads = threading.active_count()
     rollout.close()

@@ -52,7 +52,7 @@ from hotpot.learner.update.results import OptimizerStep, UpdateResult
 from hotpot.learner.update.shaping import RunningScales, shaped_advantages, shaped_batch
 from hotpot.learner.update.steps import UpdateSteps
 from hotpot.learner.update.terms import UpdateTerms, kernels, settings_text, state_text
-from hotpot.models import Policy, Weights, checksum
+from hotpot.models import Policy, Weights, checksum, collect_young
 
 
 class Learner:
@@ -187,6 +187,7 @@ class Learner:
         )
         check_skips(result, self._skipped_in_a_row, self.settings)
         self.update_number, self.scales = update, scales
+        collect_young()  # a tensor in a cycle is gone with the update that made it
         return result
 
     def learning_rate(self, update: int) -> float:

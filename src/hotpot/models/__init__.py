@@ -4,7 +4,7 @@ from hotpot.models.decoder import Decoder, KeyValueCache
 from hotpot.models.decoder_config import DecoderConfig
 from hotpot.models.files import Implementation, generation_config, load_decoder, load_policy, save_model
 from hotpot.models.machine import arithmetic
-from hotpot.models.memory import keep_freed_memory
+from hotpot.models.memory import collect_young, keep_freed_memory, seldom_collected
 from hotpot.models.policy import PastTokens, Policy, PolicyConfig
 from hotpot.models.served import next_token_logprobs, save_served
 from hotpot.models.threads import measure_threads, training_work, use_threads
@@ -23,6 +23,7 @@ __all__ = [
     "Weights",
     "arithmetic",
     "checksum",
+    "collect_young",
     "copy_weights",
     "generation_config",
     "keep_freed_memory",
@@ -32,6 +33,7 @@ __all__ = [
     "next_token_logprobs",
     "save_model",
     "save_served",
+    "seldom_collected",
     "train_tokenizer",
     "training_work",
     "use_threads",

@@ -20,7 +20,7 @@ from hotpot.evaluation import Evaluator, MeasuredVersions
 from hotpot.experience import ExperienceStore, RunReader
 from hotpot.experience.replay import Replay
 from hotpot.learner import Learner
-from hotpot.models import keep_freed_memory
+from hotpot.models import keep_freed_memory, seldom_collected
 from hotpot.observability.gauges import ProcessGauges
 from hotpot.observability.live import LiveView
 from hotpot.rollout import Provenance, Rollout, Scene, TaskSampler
@@ -88,6 +88,7 @@ def wire(
         threads = choose_threads(recipe, made.decoder)
     timeline = Timeline(keep_slices=recipe.run.trace)
     with ExitStack() as stack:
+        stack.enter_context(seldom_collected())
         with bounded("the run folder to be opened", limit_s=limit_s):
             store = stack.enter_context(
                 _open_store(recipe, made, folder, run_id, timeline, threads, resume=resume is not None)

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from hotpot.config.load import build_recipe
 from hotpot.experience.crashpoints import reach
 from hotpot.learner import Learner
-from hotpot.models import checksum, keep_freed_memory, use_threads
+from hotpot.models import checksum, keep_freed_memory, seldom_collected, use_threads
 from hotpot.topology.learning.memory import Box, Progress, WeightBuffers
 from hotpot.topology.learning.parcels import Done, Failure, Save, Saved, describe
 from hotpot.topology.learning.protocol import TOLD, Learned, Work
@@ -91,7 +91,8 @@ def _run(start: Start) -> None:
     use_threads(start.num_threads)
     channel, outcomes = socket.socket(fileno=start.channel), Box(start.outcomes)
     try:
-        _serve(start, channel, outcomes)
+        with seldom_collected():
+            _serve(start, channel, outcomes)
     except ConnectionError:  # nobody is there to be told
         return
     except TOLD as error:
