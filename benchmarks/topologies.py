@@ -1,8 +1,8 @@
 """The three topologies on an environment that answers late: trajectories learned per second, and whether the policies are as good.
 
-The order desk behind injected latency: each call really waits, by LAW of ``benchmarks/topologies_parts/settings.py``, a long-tailed
-law that is fixed so that the synchronous loop, over-issue on, leaves 70 to 75 % of two cores idle. Nothing here waits but
-for it. Shape: 16 groups of 32 environments, 64 trajectories an update, queue depth 200, weights broadcast every 10 updates.
+The order desk behind injected latency: each call really waits, by the long-tailed law of
+``benchmarks/topologies_parts/settings.py``. It is fixed in units of what a core takes to generate and learn one trajectory, measured
+first, so that the synchronous loop, over-issue on, leaves 70 to 75 % of two cores idle. Nothing here waits but for it. Shape: 16 groups of 32 environments, 64 trajectories an update, queue depth 200, weights broadcast every 10 updates.
 In turns, seed by seed, from the same starting model on the same tasks: `sync`, `async`, `batched`.
 
 `sync_idle_share`           1 - processor time of all the run's processes / (cores x wall time), of the measured phase
@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,14 @@ from topologies_parts.settings import (
     DEPTH,
     ENVIRONMENTS,
     GROUPS,
-    LAW,
     POLICY,
     RECIPE,
     SAMPLES,
     TASKS,
     TOPOLOGIES,
     UPDATES,
-    WAITING,
+    law,
+    waiting,
 )
 
 PARTS = Path(__file__).parent / "topologies_parts"
@@ -58,18 +59,18 @@ def main() -> None:
     folder = Path(os.environ.get("FOLDER", Path("bench-runs") / time.strftime("topologies-%Y%m%d-%H%M%S")))
     folder.mkdir(parents=True, exist_ok=True)
     take_cores()
+    models = {seed: starting_model(folder, seed) for seed in seeds}
+    parts = [one_core(folder, seed, model) for seed, model in models.items()]
+    waits = law(parts[0]["tokens"] * (parts[0]["generate_s"] + parts[0]["learn_s"]))
     print(
-        f"latency is injected: {LAW}; {GROUPS} groups of {ENVIRONMENTS} environments, {TASKS * SAMPLES} trajectories an "
+        f"latency is injected: {waits}; {GROUPS} groups of {ENVIRONMENTS} environments, {TASKS * SAMPLES} trajectories an "
         f"update, queue depth {DEPTH}, {UPDATES} updates, {CORES} cores",
         flush=True,
     )
     runs: dict[str, list[Run]] = {name: [] for name in TOPOLOGIES}
-    parts: list[dict[str, float]] = []
-    for seed in seeds:
-        model = starting_model(folder, seed)
-        parts.append(one_core(folder, seed, model))
+    for seed, model in models.items():
         for name in TOPOLOGIES:
-            runs[name].append(one(folder, seed, name, model))
+            runs[name].append(one(folder, seed, name, model, waits))
     line = judged(runs, parts)
     print(json.dumps(line))
     if missed(line):
@@ -123,7 +124,7 @@ def missed(line: dict[str, Any]) -> list[str]:
     return found
 
 
-def one(folder: Path, seed: int, name: str, model: Path) -> Run:
+def one(folder: Path, seed: int, name: str, model: Path, waits: Mapping[str, str | float]) -> Run:
     """Return what one topology came to on one seed; a run that is there is not done again."""
     run = folder / f"{seed}-{name}"
     figures = measured(
@@ -132,7 +133,7 @@ def one(folder: Path, seed: int, name: str, model: Path) -> Run:
         run.name,
         seed,
         model,
-        [*WAITING, *TOPOLOGIES[name], f"evaluation.num_tasks_final={HOLDOUT}"],
+        [*waiting(waits), *TOPOLOGIES[name], f"evaluation.num_tasks_final={HOLDOUT}"],
     )
     found = read_run(run, figures)
     spans = ", ".join(
@@ -213,7 +214,7 @@ def take_cores() -> None:
         return
     mine = sorted(os.sched_getaffinity(0))
     if len(mine) < CORES:
-        raise SystemExit(f"the law of waiting is fixed for {CORES} cores; this process may use {len(mine)}")
+        raise SystemExit(f"the law of waiting is made for {CORES} cores; this process may use {len(mine)}")
     os.sched_setaffinity(0, mine[:CORES])
 
 

@@ -44,7 +44,9 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_arms_differ_in_who_waits_for_whom_and_in_nothing_else(parts: ModuleType) -> None:
     settings = parts.settings
     made = {
-        name: load_recipe(ROOT / settings.RECIPE, [*settings.COMMON, *settings.WAITING, *more])
+        name: load_recipe(
+            ROOT / settings.RECIPE, [*settings.COMMON, *settings.waiting(settings.law(0.014)), *more]
+        )
         for name, more in settings.TOPOLOGIES.items()
     }
     kept = {
@@ -57,6 +59,12 @@ def test_arms_differ_in_who_waits_for_whom_and_in_nothing_else(parts: ModuleType
     reference = made["async"]
     assert (reference.actors.groups, reference.actors.environments_per_group) == (16, 32)
     assert (reference.queue.depth, reference.topology.publish_every_updates) == (200, 10)
+    assert reference.env.params["latency"] | {"kind": ""} == {
+        "kind": "",
+        "mean_s": 0.406,
+        "sigma": 1.0,
+        "longest_s": 4.06,
+    }
 
 
 def test_the_interval_is_that_of_pairs_of_tasks(parts: ModuleType) -> None:

@@ -5,9 +5,10 @@ same things.
 """
 
 import os
+from collections.abc import Mapping
 
 CORES = 2
-"""Cores that every run is given: the law of waiting is fixed for as many."""
+"""Cores that every run is given: the law of waiting is made for as many."""
 SCALE = float(os.environ.get("SCALE", "1"))
 UPDATES = int(os.environ.get("UPDATES", "200"))
 
@@ -24,8 +25,16 @@ POLICY = ["warmstart.hidden_size=192", "warmstart.intermediate_size=576"]
 """The order desk's policy, twice its size (0.9 million parameters): beside the default's arithmetic what is recorded of a
 trajectory weighs as much, which is the same work in each topology, and in the ideal it is none."""
 
-LAW = {"kind": "lognormal", "mean_s": 0.4, "sigma": 1.0, "longest_s": 4.0}
-"""How long each call of an environment waits, the reset too: half of them a quarter of a second, the longest 4 s."""
+WAIT = 29
+"""Mean wait of a call, in what a core of this machine takes to generate and to learn one trajectory
+(``topologies_parts/rates.py``): a faster machine waits for less, so that the synchronous loop is as idle on it."""
+
+
+def law(trajectory_s: float) -> dict[str, str | float]:
+    """Return how long each call of an environment waits, the reset too: half of them 0.6 of the mean, the longest ten times it."""
+    mean_s = round(WAIT * trajectory_s, 3)
+    return {"kind": "lognormal", "mean_s": mean_s, "sigma": 1.0, "longest_s": round(10 * mean_s, 2)}
+
 
 LEARNING = [
     "learner.advantages=reinforce_pp", "learner.learning_rate=4e-5", "learner.decoupled=stale",
@@ -39,11 +48,15 @@ COMMON = [
     f"rollout.samples_per_task={SAMPLES}", f"engine.max_concurrency={GROUPS * ENVIRONMENTS}", *LEARNING,
 ]  # fmt: skip
 
-WAITING = [
-    "env.kind=hotpot.testing.latency:ORDER_DESK",
-    *(f"env.params.latency.{name}={value}" for name, value in LAW.items()),
-    "actors.kind=threads", f"actors.groups={GROUPS}", f"actors.environments_per_group={ENVIRONMENTS}",
-]  # fmt: skip
+
+def waiting(law: Mapping[str, str | float]) -> list[str]:
+    """Return the settings of an environment that waits by ``law``, and of the actors that wait for it."""
+    return [
+        "env.kind=hotpot.testing.latency:ORDER_DESK",
+        *(f"env.params.latency.{name}={value}" for name, value in law.items()),
+        "actors.kind=threads", f"actors.groups={GROUPS}", f"actors.environments_per_group={ENVIRONMENTS}",
+    ]  # fmt: skip
+
 
 TOPOLOGIES: dict[str, list[str]] = {
     "sync": ["topology.kind=sync", f"actors.over_issue={OVER_ISSUE}"],
