@@ -48,7 +48,7 @@ EVERY = UPDATES // (STALENESS + 1)
 COMMON = [
     "run.threads=1", "run.trace=false", "rollout.tasks_per_batch=8", f"topology.updates={UPDATES}",
     f"evaluation.every_updates={EVERY}", "evaluation.num_tasks=48", "evaluation.num_tasks_final=128",
-    "evaluation.greedy=false", "checkpoint.every_updates=0", "learner.learning_rate=2e-4",
+    "evaluation.greedy=false", "checkpoint.every_updates=0", "learner.learning_rate=5e-4",
     "learner.final_learning_rate_share=1",
 ]  # fmt: skip
 CRITIC = ["learner.critic=separate", "learner.critic_learning_rate=2e-3"]

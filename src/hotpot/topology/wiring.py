@@ -50,7 +50,7 @@ from hotpot.topology.resume.run_state import RunState, made_of, surroundings
 from hotpot.topology.session import Progress, Session
 from hotpot.topology.supervision.stopping import StopSignal
 from hotpot.topology.supervision.verdict import read_verdict
-from hotpot.topology.supervision.watchdog import bounded, watch
+from hotpot.topology.supervision.watchdog import Watchdog, bounded, watch
 from hotpot.topology.updates.outcomes import read_outcomes
 from hotpot.types import Purpose, SamplingParams
 
@@ -93,16 +93,18 @@ def wire(
             store = stack.enter_context(
                 _open_store(recipe, made, folder, run_id, timeline, threads, resume=resume is not None)
             )
+        found = read_verdict(folder)
+        dog = stack.enter_context(watch(folder, stop_after_s=limit_s, timeline=timeline))
+        learner.watch(dog.turn)
         resumption = Resumption(history=history, position=behind_the_marks(store.ledger))
         if taking is not None:
-            resumption = _take_up(taking, made, history, store, threads, first, accepted)
+            resumption = _take_up(taking, made, history, store, threads, first, accepted, dog)
             history = resumption.history
             if history.source is not None:
                 learner.load(history.source)
                 made = replace(made, origin=str(history.source))
         version = max(store.ledger.mark("policy_version"), foreign_version) + 1
-        with bounded("the ledger to take a policy version", limit_s=limit_s):
-            store.ledger.advance("policy_version", version)
+        store.ledger.advance("policy_version", version)
         position, done = resumption.position, len(history.updates)
         learner.lost_updates = position.next_update - 1 - done
         sampling = frozen_sampling(recipe)
@@ -122,11 +124,6 @@ def wire(
         if recipe.tasks.pools and resume is not None:
             sampler.hear(read_outcomes(RunReader.open(folder), {row.update for row in history.updates}))
         view = stack.enter_context(LiveView(run_id, recipe.topology.updates, done=done, console=console))
-        found = read_verdict(folder)
-        dog = stack.enter_context(
-            watch(folder, stop_after_s=recipe.supervision.stop_after_s, timeline=timeline)
-        )
-        learner.watch(dog.turn)
         intake = Intake(
             rollout, store, timeline, stop, view, num_threads=threads.engine, counts=history.counts,
             past=resumption.past, turn=dog.turn,
@@ -199,6 +196,7 @@ def _take_up(
     threads: Threads,
     first: Path | None,
     accepted: Sequence[str],
+    dog: Watchdog,
 ) -> Resumption:
     """Come to the weights of the last recorded update; what is learned again is so under the settings told then."""
     here = surroundings(taking.recipe, threads_engine=threads.engine, threads_learner=threads.learner)
@@ -217,13 +215,12 @@ def _take_up(
         )
         learner.save(into, model_files(made.tokenizer, made.dialect), state.to_json())
 
-    found = take_up(
-        replace(taking, here=here),
-        history,
-        store.ledger,
-        lambda: make_learner(taking.told, then, history.source),
-        keep,
-    )
+    def make() -> Learner:
+        learner = make_learner(taking.told, then, history.source)
+        learner.watch(dog.turn)
+        return learner
+
+    found = take_up(replace(taking, here=here), history, store.ledger, make, keep)
     return replace(found, why=(*accepted, *found.why))
 
 
