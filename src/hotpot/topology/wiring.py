@@ -52,6 +52,7 @@ from hotpot.topology.supervision.stopping import StopSignal
 from hotpot.topology.supervision.verdict import read_verdict
 from hotpot.topology.supervision.watchdog import Watchdog, bounded, watch
 from hotpot.topology.updates.outcomes import read_outcomes
+from hotpot.topology.updates.rows import event_row
 from hotpot.types import Purpose, SamplingParams
 
 RESUMED, EVALUATING = "resumed", "opened_for_evaluation"
@@ -93,7 +94,7 @@ def wire(
             store = stack.enter_context(
                 _open_store(recipe, made, folder, run_id, timeline, threads, resume=resume is not None)
             )
-        found = read_verdict(folder)
+            _tell_verdict(store, folder, history.update)
         dog = stack.enter_context(watch(folder, stop_after_s=limit_s, timeline=timeline))
         learner.watch(dog.turn)
         resumption = Resumption(history=history, position=behind_the_marks(store.ledger))
@@ -161,11 +162,17 @@ def wire(
             if taking
             else {}
         )
-        events = [*resumption.events, *([found.event] if found is not None else [])]
-        introduce(session, made, resume or "run_started", more, events)
+        introduce(session, made, resume or "run_started", more, resumption.events)
         if resume != EVALUATING:
             write_recipe(folder, recipe, made.redactor)
         yield session
+
+
+def _tell_verdict(store: ExperienceStore, folder: Path, update: int) -> None:
+    """Put what the watchdog of the process before found on the record, ahead of anything that could hang again."""
+    if (found := read_verdict(folder)) is not None:
+        version = store.ledger.mark("policy_version")
+        store.record([event_row(store.run_id, *found.event, update=update, policy_version=version)])
 
 
 def _foreign_version(recipe: Recipe) -> int:

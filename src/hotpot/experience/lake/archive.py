@@ -30,6 +30,7 @@ from hotpot.experience.lake.health import ArchiveHealth, ArchiveStatus, Told
 from hotpot.experience.lake.lake import LAKE_ERRORS, Lake, is_permanent, plain
 from hotpot.experience.log.order import row_numbers
 from hotpot.experience.log.wal import read_segment
+from hotpot.places import error_place
 from hotpot.timeline import Timeline
 from hotpot.types import TABLES
 
@@ -127,9 +128,11 @@ class Archive:
         """Raise :class:`StoreError` where archiving has ended for good; nothing is lost, it lies in the log."""
         with self._wake:
             if self._died is not None:
+                known = isinstance(self._died, (*LAKE_ERRORS, StoreError))
+                raised = "" if known else f" ({type(self._died).__name__} in {error_place(self._died)})"
                 raise StoreError(
-                    f"the log can't go to the lake, {len(self._sealed)} log segments wait: {plain(self._died)}; "
-                    "everything acknowledged is in the log: mend the storage and resume the run"
+                    f"the log can't go to the lake, {len(self._sealed)} log segments wait: {plain(self._died)}{raised}; "
+                    f"everything acknowledged is in the log: {'mend the storage and ' if known else ''}resume the run"
                 ) from self._died
 
     def wait_for_room(self, *, max_backlog: int, timeout_s: float) -> None:

@@ -30,6 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from hotpot.places import thread_place
 from hotpot.timeline import Timeline
 from hotpot.topology.supervision.counted_time import CountedTime
 from hotpot.topology.supervision.verdict import (
@@ -47,10 +48,6 @@ _LOOK_S = 1.0
 """Longest time between two looks."""
 _NATIVE_FACTOR = 2
 """The timer in C runs out after so many times stop_after_s: where this thread can run, it is always first."""
-
-
-_ON_PURPOSE = ("hotpot.testing.", "hotpot.experience.crashpoints")
-"""Modules that hold a run up for a test: the place is where they were called."""
 
 
 class Watchdog:
@@ -157,7 +154,7 @@ class Watchdog:
 
     def _verdict(self, silent_s: float, *, turning: bool) -> Verdict:
         spans = () if self._timeline is None else self._timeline.open_spans
-        where = _where(sys._current_frames().get(self._main))
+        where = thread_place(sys._current_frames().get(self._main))
         if turning:
             culprit = self.silent() or "nobody: the main loop turns, and no part has work"
         else:
@@ -231,7 +228,7 @@ def _bound(doing: str, limit_s: float, over: threading.Event) -> None:
         faulthandler.dump_traceback_later(_LAST_S, exit=True, file=2)
         try:
             faulthandler.dump_traceback(file=2, all_threads=True)
-            where = _where(sys._current_frames().get(threading.main_thread().ident or 0))
+            where = thread_place(sys._current_frames().get(threading.main_thread().ident or 0))
             said = (
                 f"hotpot: no progress for {limit_s:.0f} s (supervision.stop_after_s = {limit_s:g}): the run waits for {doing}, "
                 f"in {where}; every stack is above; mend that and try again"
@@ -239,21 +236,6 @@ def _bound(doing: str, limit_s: float, over: threading.Event) -> None:
             os.write(2, (said + "\n").encode())
         finally:
             os._exit(1)
-
-
-def _where(frame: FrameType | None) -> str:
-    """Return the innermost function of Hotpot in a stack, with file and line; without one, the innermost function."""
-    innermost = frame
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith("hotpot.") and not name.startswith(_ON_PURPOSE):
-            return (
-                f"{name}.{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
-            )
-        frame = frame.f_back
-    if innermost is None:
-        return ""
-    return f"{innermost.f_code.co_qualname} ({Path(innermost.f_code.co_filename).name}:{innermost.f_lineno})"
 
 
 def _words(verdict: Verdict, run_folder: Path) -> str:
