@@ -35,6 +35,10 @@ def test_a_run_that_hangs_ends_with_the_culprit_and_goes_on_when_it_is_resumed(
     code, said = operator.resume("loaded:2:hang", *LIMITS)
     assert code == 1, said
     assert "the run waits for hotpot.topology.parts.learners.make_learner" in said
+    # In a thread that the loop waits for.
+    code, said = operator.resume("asking:1:hang", *LIMITS)
+    assert code == 1, said
+    assert "for hotpot-log_0, which is in hotpot.experience.log.journal.Journal._write" in said
     code, said = operator.resume("never", *LIMITS)
     assert code == 0, said
     reader = RunReader.open(operator.run)

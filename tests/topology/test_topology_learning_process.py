@@ -202,6 +202,25 @@ def test_named_places_kill_it_by_the_environment_and_a_segmentation_fault_leaves
         other.begin(make_work(2))
 
 
+@pytest.mark.parametrize("where", ["building", "saving"])
+def test_what_is_done_in_one_piece_counts_as_progress_no_longer_than_the_run_may_stand_still(
+    begin, monkeypatch, tmp_path, where: str
+) -> None:
+    place = {"building": "learner_built", "saving": "checkpoint_weights"}[where]
+    fault(monkeypatch, place, "time.sleep(10000)")
+    learning = begin("supervision.beat_s=0.1", "supervision.dead_after_s=1", "supervision.stop_after_s=2")
+    if where == "saving":
+        until(lambda: learning._progress.read()[0] > 0)  # built
+        (tmp_path / "update-000001").mkdir()
+        learning.begin_save(tmp_path / "update-000001", {}, {"update": 1})
+    assert learning.beat()[0] < learning.beat()[0]
+    time.sleep(2.0)
+    until(lambda: (before := learning.beat()) == learning.beat() and before[0] > 0)
+    count = learning.beat()
+    time.sleep(0.2)
+    assert learning.beat() == count
+
+
 def test_one_that_hangs_stops_beating_and_is_killed_with_its_stacks_in_the_log(
     begin, monkeypatch, tmp_path
 ) -> None:

@@ -49,9 +49,6 @@ _CODE = (
 _GRACE_S = 2.0
 """Longest wait for the process to end by itself."""
 
-_PATIENCE_S = 300.0
-"""Longest time that what is done in one piece, building the learner and writing a checkpoint, counts as progress."""
-
 _STACKS_S = 0.2
 """Time that a process which is about to be killed gets to write its stacks."""
 
@@ -83,7 +80,7 @@ class LearnerProcess:
         first: Path | None = None,
         lost_updates: int = 0,
     ) -> None:
-        self._log = run / LOG
+        self._log, self._patience_s = run / LOG, recipe.supervision.stop_after_s
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._kept = ExitStack()
         self._channel, theirs = socket.socketpair()
@@ -170,11 +167,11 @@ class LearnerProcess:
         last, on the monotonic clock.
 
         While the learner is built or a checkpoint written nothing of that is seen for a while: each beat counts then, for
-        some minutes.
+        ``supervision.stop_after_s``.
         """
         count, last = self._progress.read()
         now = time.monotonic()
-        if (count == 0 or self._saving) and now - self._began < _PATIENCE_S:
+        if (count == 0 or self._saving) and now - self._began < self._patience_s:
             self._patient, last = self._patient + 1, now
         return count + self._begun + self._patient, max(last, self._began)
 

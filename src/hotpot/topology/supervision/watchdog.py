@@ -48,6 +48,8 @@ _LOOK_S = 1.0
 """Longest time between two looks."""
 _NATIVE_FACTOR = 2
 """The timer in C runs out after so many times stop_after_s: where this thread can run, it is always first."""
+_BEHIND = {"hotpot.experience.log.journal": "hotpot-log", "hotpot.experience.lake.archive": "hotpot-archive"}
+"""By the module in which the main thread waits for another of ours: how that one's name begins."""
 
 
 class Watchdog:
@@ -154,7 +156,7 @@ class Watchdog:
 
     def _verdict(self, silent_s: float, *, turning: bool) -> Verdict:
         spans = () if self._timeline is None else self._timeline.open_spans
-        where = thread_place(sys._current_frames().get(self._main))
+        where = _main_place(self._main)
         if turning:
             culprit = self.silent() or "nobody: the main loop turns, and no part has work"
         else:
@@ -228,7 +230,7 @@ def _bound(doing: str, limit_s: float, over: threading.Event) -> None:
         faulthandler.dump_traceback_later(_LAST_S, exit=True, file=2)
         try:
             faulthandler.dump_traceback(file=2, all_threads=True)
-            where = thread_place(sys._current_frames().get(threading.main_thread().ident or 0))
+            where = _main_place(threading.main_thread().ident or 0)
             said = (
                 f"hotpot: no progress for {limit_s:.0f} s (supervision.stop_after_s = {limit_s:g}): the run waits for {doing}, "
                 f"in {where}; every stack is above; mend that and try again"
@@ -236,6 +238,17 @@ def _bound(doing: str, limit_s: float, over: threading.Event) -> None:
             os.write(2, (said + "\n").encode())
         finally:
             os._exit(1)
+
+
+def _main_place(main: int) -> str:
+    """Return where the main thread is; where it waits for a thread of ours there, also where that one is."""
+    frames = sys._current_frames()
+    place = thread_place(frames.get(main))
+    behind = [name for module, name in _BEHIND.items() if place.startswith(f"{module}.")]
+    for thread in threading.enumerate():
+        if behind and thread.name.startswith(behind[0]) and thread.ident is not None:
+            place += f", for {thread.name}, which is in {thread_place(frames.get(thread.ident))}"
+    return place
 
 
 def _words(verdict: Verdict, run_folder: Path) -> str:
