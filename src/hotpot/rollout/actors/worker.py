@@ -31,7 +31,10 @@ _EXIT_S = 1.0
 _PROGRAM = (
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[1])\n"
+    "from hotpot.orphans import end_with\n"
+    "alone = end_with(int(sys.argv[3]))\n"
     "from hotpot.rollout.actors.child import main\n"
+    "alone.set()  # from here on it closes its environments when its parent is gone\n"
     "main(int(sys.argv[2]))"
 )
 
@@ -216,7 +219,7 @@ class Worker:
 
 
 def _start(connection: int, log: Path | None) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(connection)]
+    command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(connection), str(os.getpid())]
     with contextlib.ExitStack() as stack:
         output = None if log is None else stack.enter_context(log.open("ab"))
         return subprocess.Popen(

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,19 +30,13 @@ from hotpot.topology.learning.protocol import TOLD, Learned, Work
 from hotpot.topology.parts.ingredients import read_model
 from hotpot.topology.parts.learners import make_learner
 
-_LOOK_S = 0.2
-"""Time between two looks at whether the parent lives."""
-
-_ORPHANED = 3
-"""Exit code of a process whose parent died."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """What the process begins with: settings, folders, and the descriptors it was given.
 
     ``recipe`` is the recipe as JSON; ``source`` the checkpoint to go on from and ``first`` the run's first one, where there
-    are any; ``parent`` the process to end with.
+    are any.
     """
 
     recipe: str
@@ -51,7 +44,6 @@ class Start:
     first: str | None
     num_threads: int
     lost_updates: int
-    parent: int
     channel: int
     work: int
     outcomes: int
@@ -86,7 +78,6 @@ def main() -> None:
 
 
 def _run(start: Start) -> None:
-    threading.Thread(target=_end_with, args=(start.parent,), name="parent", daemon=True).start()
     keep_freed_memory()
     use_threads(start.num_threads)
     channel, outcomes = socket.socket(fileno=start.channel), Box(start.outcomes)
@@ -98,12 +89,6 @@ def _run(start: Start) -> None:
     except TOLD as error:
         outcomes.put(describe(error))
         channel.send(b"!")
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_S)
-    os._exit(_ORPHANED)
 
 
 def _serve(start: Start, channel: socket.socket, outcomes: Box) -> None:

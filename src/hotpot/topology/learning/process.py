@@ -42,9 +42,10 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _CODE = (
     "import signal; ending = (signal.SIGINT, signal.SIGTERM); [signal.signal(one, signal.SIG_IGN) for one in ending]; "
-    "signal.pthread_sigmask(signal.SIG_UNBLOCK, ending); from hotpot.topology.learning.child import main; main()"
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, ending); import sys; from hotpot.orphans import end_with; "
+    "end_with(int(sys.argv[1])); from hotpot.topology.learning.child import main; main()"
 )
-"""What the process runs. It comes with these signals blocked, and from its first line on it ignores them."""
+"""What the process runs. It comes with these signals blocked; from its first line on it ignores them, and ends with its parent."""
 
 _GRACE_S = 2.0
 """Longest wait for the process to end by itself."""
@@ -99,7 +100,6 @@ class LearnerProcess:
             first=None if first is None else str(first),
             num_threads=num_threads,
             lost_updates=lost_updates,
-            parent=os.getpid(),
             channel=theirs.fileno(),
             work=work,
             outcomes=outcomes,
@@ -198,7 +198,7 @@ class LearnerProcess:
             os.pwrite(settings, start.to_json().encode(), 0)
             with self._log.open("ab") as log, _blocked():
                 return subprocess.Popen(
-                    [sys.executable, "-P", "-c", _CODE],
+                    [sys.executable, "-P", "-c", _CODE, str(os.getpid())],
                     stdin=settings,
                     stdout=log,
                     stderr=log,
