@@ -52,7 +52,7 @@ class VllmEngineSection(RemoteSection):
     arguments: tuple[str, ...] = ()
     """Further arguments of `vllm serve`."""
     start_timeout_s: PositiveFloat = 300.0
-    """Longest time for a start."""
+    """Longest time for a start; at most supervision.stop_after_s."""
     in_flight: Literal["finish", "continue"] = "finish"
     """Requests under way when weights are published: they finish under the old ones, or go on under the new ones."""
 

@@ -79,7 +79,8 @@ class ActorsSection(Section):
     requests_per_group: PositiveInt | None = None
     """Requests of a group that are in the engine at once; further ones wait. Unset, one for each of its episodes."""
     call_timeout_s: PositiveFloat = 60.0
-    """Longest time for one call of an environment; then it counts as hung, and the attempt has failed."""
+    """Longest time for one call of an environment; then it counts as hung, and the attempt has failed. At most
+    supervision.stop_after_s, unless calls are inline."""
     max_hung: NonNegativeInt = 4
     """Calls of one actor that may hang at once, each keeping a thread; with one more it takes no calls and is replaced."""
     over_issue: NonNegativeFloat = 0.0
