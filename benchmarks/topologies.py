@@ -2,7 +2,8 @@
 
 The order desk behind injected latency: each call really waits, by the long-tailed law of
 ``benchmarks/topologies_parts/settings.py``. It is fixed in units of what a core takes to generate and learn one trajectory, measured
-first, so that the synchronous loop, over-issue on, leaves 70 to 75 % of two cores idle. Nothing here waits but for it. Shape: 16 groups of 32 environments, 64 trajectories an update, queue depth 200, weights broadcast every 10 updates.
+first, so that the synchronous loop, over-issue on, leaves 70 to 75 % of two cores idle. Nothing here waits but for it. Shape:
+16 groups of 32 environments, 64 trajectories an update, queue depth 200, weights broadcast every 10 updates.
 In turns, seed by seed, from the same starting model on the same tasks: `sync`, `async`, `batched`.
 
 `sync_idle_share`           1 - processor time of all the run's processes / (cores x wall time), of the measured phase
@@ -61,7 +62,7 @@ def main() -> None:
     take_cores()
     models = {seed: starting_model(folder, seed) for seed in seeds}
     parts = [one_core(folder, seed, model) for seed, model in models.items()]
-    waits = law(parts[0]["tokens"] * (parts[0]["generate_s"] + parts[0]["learn_s"]))
+    waits = law_of(folder, parts[0])
     print(
         f"latency is injected: {waits}; {GROUPS} groups of {ENVIRONMENTS} environments, {TASKS * SAMPLES} trajectories an "
         f"update, queue depth {DEPTH}, {UPDATES} updates, {CORES} cores",
@@ -75,6 +76,19 @@ def main() -> None:
     print(json.dumps(line))
     if missed(line):
         sys.exit(1)
+
+
+def law_of(folder: Path, parts: Mapping[str, float]) -> dict[str, str | float]:
+    """Return the law of waiting of all runs in ``folder``: made once, of what one core does, and kept there."""
+    path = folder / "law.json"
+    if not path.is_file():
+        if done := sorted(run.name for name in TOPOLOGIES for run in folder.glob(f"*-{name}.json")):
+            raise SystemExit(
+                f"{folder} has runs ({', '.join(done)}) and no law.json that says how they waited; use another FOLDER"
+            )
+        path.write_text(json.dumps(law(parts["tokens"] * (parts["generate_s"] + parts["learn_s"]))))
+    found: dict[str, str | float] = json.loads(path.read_text())
+    return found
 
 
 def judged(runs: dict[str, list[Run]], parts: list[dict[str, float]]) -> dict[str, Any]:

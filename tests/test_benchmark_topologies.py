@@ -67,6 +67,17 @@ def test_arms_differ_in_who_waits_for_whom_and_in_nothing_else(parts: ModuleType
     }
 
 
+def test_all_runs_of_a_folder_wait_by_one_law(parts: ModuleType, tmp_path: Path) -> None:
+    import topologies
+
+    first = topologies.law_of(tmp_path, {"tokens": 100, "generate_s": 4e-5, "learn_s": 6e-5})
+    assert first == parts.settings.law(0.01) == topologies.law_of(tmp_path, {"tokens": 1})
+    (tmp_path / "law.json").unlink()
+    (tmp_path / "731-sync.json").touch()
+    with pytest.raises(SystemExit, match=r"has runs \(731-sync.json\) and no law.json"):
+        topologies.law_of(tmp_path, {"tokens": 1})
+
+
 def test_the_interval_is_that_of_pairs_of_tasks(parts: ModuleType) -> None:
     def run(solved: str) -> object:
         outcomes = {str(task): outcome == "1" for task, outcome in enumerate(solved)}

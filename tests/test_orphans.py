@@ -13,13 +13,13 @@ from hotpot.orphans import ORPHANED
 from hotpot.rollout.actors import worker
 from hotpot.topology.learning import process
 
-LONG_S = 60.0
+LONG_S = 120.0
 
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]], stdout=sys.stdout)
 print(child.pid, flush=True)
-time.sleep(1000)
+time.sleep(50)
 """
 
 LAZY = """
@@ -60,9 +60,9 @@ def test_what_is_left_off_ends_nothing() -> None:
     program = """
 import os, time
 from hotpot import orphans
-orphans.LOOK_S = 0.05
+orphans.LOOK_S = 1.0
 orphans.end_with(os.getpid()).set()  # never its own parent
-time.sleep(0.5)
+time.sleep(2.5)
 print("lives", flush=True)
 orphans.end_with(os.getpid())
 time.sleep(1000)

@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
     "supervision": {
         "beat_s": 0.2, "dead_after_s": 5.0 * PATIENCE, "stop_after_s": 12.0 * PATIENCE, "breaker_rest_s": 1.0,
     },
-    "actors": {"call_timeout_s": 2.0 * PATIENCE},
+    "actors": {"call_timeout_s": 2.0 * PATIENCE, "start_timeout_s": 12.0 * PATIENCE},
 }  # fmt: skip
 
 BENCHMARKS = Path(__file__).resolve().parents[1]

@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -309,19 +308,3 @@ def test_what_is_wrong_with_an_engine_is_said_without_pydantics_tags(
     lines: str, expected: str, tmp_path: Path
 ) -> None:
     assert expected in refusal(tmp_path, f"[engine]\n{lines}\n")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "longest"),
-    [
-        (["actors.kind=threads", "actors.call_timeout_s=700"], "actors.call_timeout_s = 700.0"),
-        (["engine.kind=vllm", "engine.start_timeout_s=700"], "engine.start_timeout_s = 700.0"),
-    ],
-)
-def test_a_wait_that_outlasts_the_run_is_refused(tmp_path: Path, overrides: list[str], longest: str) -> None:
-    complaint = f"{longest} is longer than supervision.stop_after_s = 600.0"
-    path = write(tmp_path, "")
-    with pytest.raises(RecipeError, match=re.escape(complaint)):
-        load_recipe(path, overrides)
-    load_recipe(path, [*overrides, "supervision.stop_after_s=700"])
-    load_recipe(path, ["actors.call_timeout_s=700"])  # inline calls are not given up

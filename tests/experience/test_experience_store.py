@@ -873,6 +873,24 @@ def test_one_failed_seal_does_not_end_sealing_by_age(tmp_path, monkeypatch):
     assert archive.close(timeout_s=20.0)
 
 
+def test_an_archive_that_meets_what_nobody_foresaw_says_where(tmp_path, monkeypatch):
+    def seal(archive, number):
+        (tmp_path / f"{number}").touch()
+        archive.add(tmp_path / f"{number}")
+
+    def broken(*_arguments):
+        raise ZeroDivisionError("a slip")
+
+    archive, _ = start_archive(monkeypatch, seal=seal, archive_segment=broken, seconds=0.05)
+    archive.note(10, 1)
+    with pytest.raises(StoreError) as found:
+        archive.flush(timeout_s=20.0)
+    said = str(found.value)
+    assert "a slip (ZeroDivisionError in hotpot.experience.lake.archive.Archive._archive (archive.py:" in said
+    assert said.endswith("everything acknowledged is in the log: resume the run")
+    assert archive.close(timeout_s=20.0)
+
+
 @pytest.mark.parametrize("step", ["sync_folder", "archived"])
 def test_a_failure_after_a_log_segment_went_is_gone_over_and_nothing_is_archived_twice(
     tmp_path, monkeypatch, step

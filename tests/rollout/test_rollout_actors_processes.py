@@ -159,6 +159,51 @@ def test_a_child_whose_parent_was_killed_ends_by_itself(tmp_path: Path) -> None:
     assert eventually(lambda: not lives(child))
 
 
+LOADS_FOR_EVER = """
+import os, pathlib, sys, time
+if "hotpot.rollout.actors.child" in sys.modules:
+    pathlib.Path(__file__).with_name("pid").write_text(str(os.getpid()))
+    time.sleep(1000)
+"""
+
+
+def test_a_child_whose_parent_is_killed_while_it_makes_its_environments_ends(tmp_path: Path) -> None:
+    source = Path(__file__).with_name("actors_parts.py").read_text()
+    (tmp_path / "loads_for_ever.py").write_text(source + LOADS_FOR_EVER)
+    program = (
+        "from actors_parts import settings\n"
+        "from hotpot.envs import load_environment\n"
+        "from hotpot.rollout.actors import ProcessActors\n"
+        "slow = load_environment('loads_for_ever:UNRULY', {})\n"
+        "ProcessActors({'slow': slow}, settings(actors_per_group=1))\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), str(tmp_path), *filter(None, sys.path)])
+    child = tmp_path / "pid"
+    with subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path}) as parent:
+        try:
+            assert eventually(lambda: child.is_file() and bool(child.read_text()))
+        finally:
+            parent.kill()
+    assert eventually(lambda: not lives(int(child.read_text())))
+
+
+def test_environments_that_are_never_ready_have_a_deadline_and_until_then_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(__file__).with_name("actors_parts.py").read_text()
+    (tmp_path / "never_ready.py").write_text(source + LOADS_FOR_EVER)
+    monkeypatch.syspath_prepend(tmp_path)
+    never, turns = load_environment("never_ready:UNRULY", {}), []
+    complaint = r"actor-0 had no environments ready after 0\.5 s \(actors\.start_timeout_s\)"
+    with pytest.raises(EnvironmentSpecError, match=complaint):
+        ProcessActors(
+            {"never": never},
+            settings(actors_per_group=1, start_timeout_s=0.5),
+            starting=lambda: turns.append(1),
+        )
+    assert turns
+
+
 @pytest.mark.slow
 def test_what_children_print_goes_to_a_log_of_their_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -35,6 +35,13 @@ CRITIC = ("learner.advantages=gae", "learner.critic=separate")
 BREAK = "import hotpot.experience.crashpoints as c, os, time; c.reach = lambda name: {} if name == {!r} else None; "
 
 
+IMPORTS_FOR_EVER = (
+    "import sys, time; child = 'hotpot.topology.learning.child'; "
+    "find = lambda self, name, *_: time.sleep(10000) if name == child else None; "
+    "sys.meta_path.insert(0, type('Lazy', (), {'find_spec': find})()); "
+)
+
+
 @pytest.fixture
 def begin(recipe, tmp_path) -> Iterator[Callable[..., LearnerProcess]]:
     """Return a way to start the process of a recipe with overrides; all are closed at the end."""
@@ -206,8 +213,10 @@ def test_named_places_kill_it_by_the_environment_and_a_segmentation_fault_leaves
 def test_what_is_done_in_one_piece_counts_as_progress_no_longer_than_the_run_may_stand_still(
     begin, monkeypatch, tmp_path, where: str
 ) -> None:
-    place = {"building": "learner_built", "saving": "checkpoint_weights"}[where]
-    fault(monkeypatch, place, "time.sleep(10000)")
+    if where == "building":
+        monkeypatch.setattr(process, "_CODE", IMPORTS_FOR_EVER + process._CODE)
+    else:
+        fault(monkeypatch, "checkpoint_weights", "time.sleep(10000)")
     learning = begin("supervision.beat_s=0.1", "supervision.dead_after_s=1", "supervision.stop_after_s=2")
     if where == "saving":
         until(lambda: learning._progress.read()[0] > 0)  # built

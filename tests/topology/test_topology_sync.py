@@ -90,6 +90,19 @@ def test_publishes_change_the_checksum(run) -> None:
     assert len({json.loads(manifest)["checksum"] for manifest in sums}) == len(sums) == 4
 
 
+@pytest.mark.parametrize(
+    ("overrides", "longest"),
+    [
+        (["actors.kind=threads", "actors.call_timeout_s=700"], "actors.call_timeout_s = 700.0"),
+        (["actors.kind=processes", "actors.start_timeout_s=700"], "actors.start_timeout_s = 700.0"),
+        (["engine.kind=vllm", "engine.start_timeout_s=700"], "engine.start_timeout_s = 700.0"),
+    ],
+)
+def test_a_wait_that_outlasts_the_run_is_refused(run, overrides: list[str], longest: str) -> None:
+    with pytest.raises(RecipeError, match=f"{longest} is longer than supervision.stop_after_s = 600.0"):
+        run("run.deterministic=false", *overrides)
+
+
 def test_rollout_only_learns_nothing(run) -> None:
     reader = open_run(run("debug.mode=rollout_only"))
     assert reader.table("updates", ["update"]).num_rows == 0

@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from hotpot.config.sections.base import Section
-from hotpot.config.sections.engines import AnyEngineSection, OpenAIEngineSection, VllmEngineSection
+from hotpot.config.sections.engines import AnyEngineSection, OpenAIEngineSection
 from hotpot.config.sections.learner import LearnerSection
 from hotpot.config.sections.models import ModelSection, WarmstartSection
 from hotpot.config.sections.rollout import EngineSection, EvaluationSection, RolloutSection, SamplingSection
@@ -134,21 +134,6 @@ class Recipe(Section):
                 f"rollout.refill = {self.rollout.refill!r} fills up one batch before it is learned, and topology.kind = "
                 f"{topology.kind!r} has none such; set rollout.refill = 'none' (tasks.pools choose tasks with signal)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _waits_end_before_the_run_does(self) -> Self:
-        waits = {}
-        if isinstance(self.engine, VllmEngineSection):
-            waits["engine.start_timeout_s"] = self.engine.start_timeout_s
-        if self.actors.kind != "inline":
-            waits["actors.call_timeout_s"] = self.actors.call_timeout_s
-        for name, seconds in waits.items():
-            if seconds > self.supervision.stop_after_s:
-                raise ValueError(
-                    f"{name} = {seconds} is longer than supervision.stop_after_s = {self.supervision.stop_after_s}: the run would "
-                    "be ended while it may still wait; raise the latter, or lower the former"
-                )
         return self
 
     @model_validator(mode="after")

@@ -139,6 +139,22 @@ class Learner:
         Raises :class:`LearnerError` where a sequence cannot be learned from, :class:`NonFiniteError` with the update as
         far as it came where ``max_skipped_in_a_row`` optimiser steps were skipped one after the other.
         """
+        try:
+            return self._update(
+                sequences, peers, update=update, policy_version=policy_version, halving=halving
+            )
+        finally:
+            collect_young()  # a tensor in a cycle is gone with the update that made it
+
+    def _update(
+        self,
+        sequences: Sequence[TrainingSequence],
+        peers: Sequence[Member],
+        *,
+        update: int,
+        policy_version: int,
+        halving: Halving | None,
+    ) -> UpdateResult:
         if not sequences:
             raise LearnerError(f"update {update} was given no sequences; collect some, or do not call it")
         reach("learner_begun")
@@ -187,7 +203,6 @@ class Learner:
         )
         check_skips(result, self._skipped_in_a_row, self.settings)
         self.update_number, self.scales = update, scales
-        collect_young()  # a tensor in a cycle is gone with the update that made it
         return result
 
     def learning_rate(self, update: int) -> float:

@@ -19,7 +19,7 @@ SMALL_BYTES = 32 * 2**20
 """Tensors below this come from the heap (the most that glibc takes); larger ones go back to the system at once."""
 
 COLLECT_AFTER = 20_000
-"""Objects that are made and still live before the interpreter looks for garbage among them; by default it is 700."""
+"""Objects that are made and still live before the interpreter looks for garbage among them; by default it is some hundreds."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 

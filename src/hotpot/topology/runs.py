@@ -17,6 +17,7 @@ from rich.console import Console
 from hotpot import __version__
 from hotpot.config import Recipe
 from hotpot.config.load import build_recipe
+from hotpot.config.sections import VllmEngineSection
 from hotpot.errors import ModelFilesError, RecipeError, RunFolderError
 from hotpot.experience import read_manifest
 from hotpot.experience.crashpoints import reach
@@ -56,6 +57,7 @@ def train(
     """
     reach("process_begun")
     console = console or Console(quiet=json_output)
+    _check_waits(recipe)
     if resume is not None:
         _check_resumable(recipe)
         check_complete(recipe, resume)
@@ -123,6 +125,23 @@ def evaluate_run(
         ) as session,
     ):
         return session.evaluate("manual", num_tasks or recipe.evaluation.num_tasks_final)
+
+
+def _check_waits(recipe: Recipe) -> None:
+    """Refuse waits that the watchdog would not see the end of. Recorded recipes are read as they are."""
+    waits = {}
+    if isinstance(recipe.engine, VllmEngineSection):
+        waits["engine.start_timeout_s"] = recipe.engine.start_timeout_s
+    if recipe.actors.kind != "inline":
+        waits["actors.call_timeout_s"] = recipe.actors.call_timeout_s
+    if recipe.actors.kind == "processes":
+        waits["actors.start_timeout_s"] = recipe.actors.start_timeout_s
+    for name, seconds in waits.items():
+        if seconds > recipe.supervision.stop_after_s:
+            raise RecipeError(
+                f"{name} = {seconds} is longer than supervision.stop_after_s = {recipe.supervision.stop_after_s}: the run would "
+                "be ended while it may still wait; raise the latter, or lower the former"
+            )
 
 
 def _check_resumable(recipe: Recipe) -> None:

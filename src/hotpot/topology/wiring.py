@@ -111,7 +111,8 @@ def wire(
         sampling = frozen_sampling(recipe)
         engine = make_engine(recipe, learner.policy(), sampling, version)
         stack.callback(engine.close)
-        rollout = _rollout(recipe, made, engine, sampling, store, folder, timeline)
+        actors = _actors(recipe, made, folder, dog)
+        rollout = _rollout(recipe, made, engine, sampling, store, actors, timeline)
         stack.callback(rollout.close)
         sampler = TaskSampler(
             made.mix,
@@ -170,9 +171,13 @@ def wire(
 
 def _tell_verdict(store: ExperienceStore, folder: Path, update: int) -> None:
     """Put what the watchdog of the process before found on the record, ahead of anything that could hang again."""
-    if (found := read_verdict(folder)) is not None:
-        version = store.ledger.mark("policy_version")
-        store.record([event_row(store.run_id, *found.event, update=update, policy_version=version)])
+    if (found := read_verdict(folder)) is None:
+        return
+    version = store.ledger.mark("policy_version")
+    event = event_row(store.run_id, *found.event, update=update, policy_version=version)
+    told = RunReader.open(folder).sql("select detail from events where kind = 'watchdog_ended'")
+    if event.detail not in told.column("detail").to_pylist():  # else a process died before it was set aside
+        store.record([event])
 
 
 def _foreign_version(recipe: Recipe) -> int:
@@ -261,7 +266,7 @@ def _rollout(
     engine: Engine,
     sampling: dict[Purpose, SamplingParams],
     store: ExperienceStore,
-    folder: Path,
+    actors: Actors,
     timeline: Timeline,
 ) -> Rollout:
     scenes = {
@@ -289,7 +294,7 @@ def _rollout(
         attempts=store.ledger,
         redact=made.redactor.redact,
         timeline=timeline,
-        actors=_actors(recipe, made, folder),
+        actors=actors,
         places=_places(recipe),
         deterministic=recipe.run.deterministic,
     )
@@ -309,7 +314,7 @@ def _learning(recipe: Recipe, learner: Learner, folder: Path, threads: Threads, 
     )
 
 
-def _actors(recipe: Recipe, made: Ingredients, folder: Path) -> Actors:
+def _actors(recipe: Recipe, made: Ingredients, folder: Path, dog: Watchdog) -> Actors:
     makers = {one.member.name: one.environment.make for one in made.environments}
     if recipe.actors.kind == "threads":
         return ThreadActors(makers, recipe.actors)
@@ -319,6 +324,7 @@ def _actors(recipe: Recipe, made: Ingredients, folder: Path) -> Actors:
             recipe.actors,
             beat_s=recipe.supervision.beat_s,
             logs=folder / "logs",
+            starting=dog.turn,
         )
     return InlineActors(makers, recipe.actors)
 

@@ -81,6 +81,9 @@ class ActorsSection(Section):
     call_timeout_s: PositiveFloat = 60.0
     """Longest time for one call of an environment; then it counts as hung, and the attempt has failed. At most
     supervision.stop_after_s, unless calls are inline."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Longest time that an actor's process may take to make its environments ready, a fresh one's too; at most
+    supervision.stop_after_s."""
     max_hung: NonNegativeInt = 4
     """Calls of one actor that may hang at once, each keeping a thread; with one more it takes no calls and is replaced."""
     over_issue: NonNegativeFloat = 0.0

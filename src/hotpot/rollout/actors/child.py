@@ -11,6 +11,7 @@ import os
 import selectors
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,8 +45,11 @@ _HELLO_S = 30.0
 """Longest time that the parent may take to say hello."""
 
 
-def main(connection: int) -> None:
-    """Serve the parent at the other end of file descriptor ``connection``, then end the process."""
+def main(connection: int, parent: threading.Event) -> None:
+    """Serve the parent at the other end of file descriptor ``connection``, then end the process.
+
+    ``parent``: of :func:`hotpot.orphans.end_with`; set once there may be environments to close when the parent is gone.
+    """
     os.dup2(2, 1)  # what environments print must not get among what the run prints
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
@@ -53,7 +57,7 @@ def main(connection: int) -> None:
     channel = Channel(socket.socket(fileno=connection))
     hello, *calls = _first(channel) or (None,)
     if isinstance(hello, Hello):
-        _serve(channel, hello, calls)
+        _serve(channel, hello, calls, parent)
     sys.stderr.flush()
     os._exit(0)  # at once: threads that hang in an environment must not keep the process alive
 
@@ -70,7 +74,7 @@ def _first(channel: Channel) -> list[Said]:
     return said
 
 
-def _serve(channel: Channel, hello: Hello, calls: Sequence[Said]) -> None:
+def _serve(channel: Channel, hello: Hello, calls: Sequence[Said], parent: threading.Event) -> None:
     began_s = time.monotonic()
     try:
         environments = {source.name: _environment(source, hello) for source in hello.sources}
@@ -79,6 +83,7 @@ def _serve(channel: Channel, hello: Hello, calls: Sequence[Said]) -> None:
         channel.send(Unfit(reason=reason))
     else:
         channel.send(Ready(seconds=time.monotonic() - began_s))
+        parent.set()
         _Service(channel, hello, environments).run(calls)
 
 

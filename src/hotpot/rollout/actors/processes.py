@@ -25,7 +25,7 @@ from hotpot.rollout.actors.desk import Desk, Held
 from hotpot.rollout.actors.roster import Roster
 from hotpot.rollout.actors.seats import closed, failed
 from hotpot.rollout.actors.sources import source_of
-from hotpot.rollout.actors.worker import GRACE_S, START_S, Worker
+from hotpot.rollout.actors.worker import GRACE_S, Worker
 
 _TURN_S = 0.25
 """Longest time between two looks at who is late."""
@@ -39,6 +39,7 @@ class ProcessActors:
     environments: those of the mix, by their name in it.
     beat_s: time between two beats of a child.
     logs: folder for what children print, a file for each; None: it goes where this process' standard error goes.
+    starting: called again and again while children make their environments, which has a deadline of its own.
 
     Raises :class:`EnvironmentSpecError` where a child can't make the environments, or makes other versions of them.
     """
@@ -51,6 +52,7 @@ class ProcessActors:
         beat_s: float = 1.0,
         seconds: Callable[[], float] = time.monotonic,
         logs: Path | None = None,
+        starting: Callable[[], None] = lambda: None,
     ) -> None:
         self._sources = [source_of(name, environment) for name, environment in environments.items()]
         self._settings = settings
@@ -69,7 +71,7 @@ class ProcessActors:
         try:
             for actor, _ in self._roster:
                 self._workers[actor] = self._worker(actor)
-            self._await_start()
+            self._await_start(starting)
         except BaseException:
             self.close()
             raise
@@ -159,10 +161,11 @@ class ProcessActors:
         self._selector.register(worker.channel.socket, selectors.EVENT_READ, worker)
         return worker
 
-    def _await_start(self) -> None:
-        until_s = self._seconds() + 2 * START_S
+    def _await_start(self, starting: Callable[[], None]) -> None:
+        until_s = self._seconds() + 2 * self._settings.start_timeout_s
         while not all(worker.ready for worker in self._workers.values()):
             self._turn(_TURN_S)
+            starting()
             faults = [worker.dead for worker in self._workers.values() if worker.dead]
             if faults or self._seconds() >= until_s:
                 raise EnvironmentSpecError(

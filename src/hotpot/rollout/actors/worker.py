@@ -20,8 +20,6 @@ from hotpot.rollout.actors.calls import ActorState, Call, Reply
 from hotpot.rollout.actors.channel import Channel
 from hotpot.rollout.actors.codec import STACKS_SIGNAL, Answered, Asked, Beat, Hello, Ready, Source, Unfit
 
-START_S = 120.0
-"""Longest time that a process may take to make its environments ready."""
 GRACE_S = 3.0
 """Time between asking a process to end and killing it; longer than it takes to close environments that don't hang."""
 LATE_S = 10.0
@@ -32,10 +30,9 @@ _PROGRAM = (
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[1])\n"
     "from hotpot.orphans import end_with\n"
-    "alone = end_with(int(sys.argv[3]))\n"
+    "parent = end_with(int(sys.argv[3]))\n"
     "from hotpot.rollout.actors.child import main\n"
-    "alone.set()  # from here on it closes its environments when its parent is gone\n"
-    "main(int(sys.argv[2]))"
+    "main(int(sys.argv[2]), parent)"
 )
 
 
@@ -69,7 +66,7 @@ class Worker:
         self._log = log
         self._progress = 0
         self._out: dict[int, _Out] = {}
-        self._start_by_s = seconds() + START_S
+        self._start_by_s = seconds() + settings.start_timeout_s
         self._ready_s = 0.0
         self._broken_s = seconds()
         self._ended_s = 0.0
@@ -192,7 +189,10 @@ class Worker:
             if self._exited() or now_s >= self._ended_s + _EXIT_S:
                 self.dead = self._death()
         elif not self.ready and now_s >= self._start_by_s:
-            self.dead = f"{self.actor_id} had no environments ready after {START_S:g} s{self._see()}"
+            self.dead = (
+                f"{self.actor_id} had no environments ready after {self._settings.start_timeout_s:g} s "
+                f"(actors.start_timeout_s){self._see()}"
+            )
         elif oldest is not None and self.ready:
             waited_s = now_s - max(oldest.since_s, self._ready_s)
             if waited_s >= self._settings.call_timeout_s + LATE_S:
