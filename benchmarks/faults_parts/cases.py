@@ -114,7 +114,11 @@ _UPDATES = ("engine_publish", "engine_publish_answer", "learner_begun", "learnin
 SELDOM = {
     **dict.fromkeys((*_UPDATES, "learner_answers", "learner_saved", "checkpoint_weights"), 3),
     **dict.fromkeys(("actor_begun", "learner_built"), 1),
-    **dict.fromkeys(("evaluated", "lake_before_updates", "lake_after_updates"), 2),
+    "evaluated": 2,
+    **dict.fromkeys(
+        ("lake_before_updates", "lake_after_updates"), 1
+    ),  # all updates may go to the lake together
+    "learner_step": 6,
     **dict.fromkeys(("before_watermark", "lake_sync", "actor_message_answer"), 4),
 }
 """How often a short run passes a place, where that is not often."""
