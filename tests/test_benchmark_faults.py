@@ -57,6 +57,9 @@ def test_each_turn_bites_at_another_pass(faults: ModuleType) -> None:
     assert case.at(7, 1) == case.at(7, 1)
 
 
+TRACEBACK = "Traceback (most recent call last):"
+
+
 @pytest.mark.parametrize(
     ("code", "output", "kinds", "wanted"),
     [
@@ -68,12 +71,13 @@ def test_each_turn_bites_at_another_pass(faults: ModuleType) -> None:
         (1, "the engine began\nfailed: out of luck", (), "stopped_unnamed"),
         (
             1,
-            "failed: the engine died; its log:\nTraceback (most recent call last):\nx",
+            "failed: the engine died; its log:\n" + TRACEBACK,
             (),
             "stopped_with_culprit",
         ),
-        (1, "Traceback (most recent call last):\nengine.py", (), "stopped_with_culprit"),
-        (1, "the engine began\nTraceback (most recent call last):\nx", (), "stopped_unnamed"),
+        (1, f"{TRACEBACK}\nengine.py", (), "stopped_with_culprit"),
+        (1, f"the engine began\n{TRACEBACK}\nx", (), "stopped_unnamed"),
+        (1, f"{TRACEBACK}\nx\nIn the engine's process:\n{TRACEBACK}\nx", (), "stopped_with_culprit"),
         (-9, "", (Kind.KILL,), "stopped_with_culprit"),
         (EXIT_CODE, "", (Kind.EXIT,), "stopped_with_culprit"),
         (-9, "", (Kind.CRASH,), "stopped_unnamed"),

@@ -35,7 +35,8 @@ class Verdict(StrEnum):
 
 _OWN_WORDS = re.compile(r"injected: [a-z_]+ at [a-z_]+:\d+")
 _MESSAGE = re.compile(r"^(failed:|error:|hotpot: no progress)", re.MULTILINE)
-_TRACEBACK = re.compile(r"^Traceback \(most recent", re.MULTILINE)
+_TRACEBACK = re.compile(r"(?<! process:\n)^Traceback \(most recent", re.MULTILINE)
+"""Not one that is quoted: "In the learner's process:" stands before that."""
 _ENDS = {Kind.KILL.value: -signal.SIGKILL, Kind.EXIT.value: EXIT_CODE}
 
 
