@@ -69,12 +69,7 @@ TRACEBACK = "Traceback (most recent call last):"
         (1, "failed: injected: crash at engine_step:1", (), "stopped_unnamed"),
         (1, "failed: the engine broke (step failed: 3)", (), "stopped_with_culprit"),
         (1, "the engine began\nfailed: out of luck", (), "stopped_unnamed"),
-        (
-            1,
-            "failed: the engine died; its log:\n" + TRACEBACK,
-            (),
-            "stopped_with_culprit",
-        ),
+        (1, f"failed: the engine is gone\n{TRACEBACK}\nx", (), "stopped_unnamed"),
         (1, f"{TRACEBACK}\nengine.py", (), "stopped_with_culprit"),
         (1, f"the engine began\n{TRACEBACK}\nx", (), "stopped_unnamed"),
         (1, f"{TRACEBACK}\nx\nIn the engine's process:\n{TRACEBACK}\nx", (), "stopped_with_culprit"),

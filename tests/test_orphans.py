@@ -1,5 +1,6 @@
 """A child that does not outlive its parent, whatever it is at: while it still imports, too."""
 
+import json
 import os
 import signal
 import subprocess
@@ -38,7 +39,7 @@ sys.argv[1:] = [one or parent for one in sys.argv[1:]]
 
 @pytest.mark.parametrize(
     ("program", "arguments"),
-    [(process._CODE, [""]), (worker._PROGRAM, ['["' + '", "'.join(filter(None, sys.path)) + '"]', "0", ""])],
+    [(process._CODE, [""]), (worker._PROGRAM, [json.dumps(sys.path), "0", ""])],
     ids=["learner", "actor"],
 )
 def test_a_child_whose_parent_is_killed_while_it_imports_ends(program: str, arguments: list[str]) -> None:

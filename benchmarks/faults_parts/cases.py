@@ -115,9 +115,8 @@ SELDOM = {
     **dict.fromkeys((*_UPDATES, "learner_answers", "learner_saved", "checkpoint_weights"), 3),
     **dict.fromkeys(("actor_begun", "learner_built"), 1),
     "evaluated": 2,
-    **dict.fromkeys(
-        ("lake_before_updates", "lake_after_updates"), 1
-    ),  # all updates may go to the lake together
+    # All updates may go to the lake together.
+    **dict.fromkeys(("lake_before_updates", "lake_after_updates"), 1),
     "learner_step": 6,
     **dict.fromkeys(("before_watermark", "lake_sync", "actor_message_answer"), 4),
 }

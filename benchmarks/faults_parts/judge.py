@@ -34,9 +34,10 @@ class Verdict(StrEnum):
 
 
 _OWN_WORDS = re.compile(r"injected: [a-z_]+ at [a-z_]+:\d+")
-_MESSAGE = re.compile(r"^(failed:|error:|hotpot: no progress)", re.MULTILINE)
-_TRACEBACK = re.compile(r"(?<! process:\n)^Traceback \(most recent", re.MULTILINE)
-"""Not one that is quoted: "In the learner's process:" stands before that."""
+_LAST = re.compile(
+    r"^(failed:|error:|hotpot: no progress|(?<! process:\n)Traceback \(most recent)", re.MULTILINE
+)
+"""How a message begins. A traceback that is quoted belongs to the one before: "In the learner's process:" stands above it."""
 _ENDS = {Kind.KILL.value: -signal.SIGKILL, Kind.EXIT.value: EXIT_CODE}
 
 
@@ -54,12 +55,9 @@ def verdict(ended: Ended, case: Case, run: Path) -> Verdict:
 
 
 def last_words(output: str) -> str:
-    """Return what a process said of its end: the message, with the traceback of another process that it may quote; where it
-    has none, the last traceback."""
-    for form in (_MESSAGE, _TRACEBACK):
-        if starts := [found.start() for found in form.finditer(output)]:
-            return output[starts[-1] :]
-    return output[-2000:]
+    """Return what a process said of its end: the message, or the last traceback with what it quotes of another process."""
+    starts = [found.start() for found in _LAST.finditer(output)]
+    return output[starts[-1] :] if starts else output[-2000:]
 
 
 def watchdog(run: Path) -> str:

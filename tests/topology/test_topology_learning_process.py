@@ -217,13 +217,12 @@ def test_what_is_done_in_one_piece_counts_as_progress_no_longer_than_the_run_may
         monkeypatch.setattr(process, "_CODE", IMPORTS_FOR_EVER + process._CODE)
     else:
         fault(monkeypatch, "checkpoint_weights", "time.sleep(10000)")
-    learning = begin("supervision.beat_s=0.1", "supervision.dead_after_s=1", "supervision.stop_after_s=2")
+    learning = begin("supervision.beat_s=0.1", "supervision.dead_after_s=1", "supervision.stop_after_s=5")
     if where == "saving":
         until(lambda: learning._progress.read()[0] > 0)  # built
         (tmp_path / "update-000001").mkdir()
         learning.begin_save(tmp_path / "update-000001", {}, {"update": 1})
     assert learning.beat()[0] < learning.beat()[0]
-    time.sleep(2.0)
     until(lambda: (before := learning.beat()) == learning.beat() and before[0] > 0)
     count = learning.beat()
     time.sleep(0.2)

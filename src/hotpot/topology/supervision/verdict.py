@@ -23,8 +23,9 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Why a watchdog ended a run: ``culprit`` is whom it waited for, ``where`` the function and line of Hotpot that its main
-    thread was in, and, where it waits there for another thread of ours, that one. ``turning`` says whether the main loop still took turns; ``children`` names the run's other processes,
-    which wrote their stacks into their own logs. Times in seconds.
+    thread was in, and, where it waits there for another thread of ours, that one. ``turning`` says whether the main loop
+    still took turns; ``children`` names the run's other processes, which wrote their stacks into their own logs. Times in
+    seconds.
     """
 
     culprit: str

@@ -206,8 +206,8 @@ def watch(
 @contextmanager
 def bounded(doing: str, *, limit_s: float) -> Iterator[None]:
     """End this process where what its main thread is ``doing`` inside the block takes longer than ``limit_s`` seconds: for what
-    is done before :func:`watch` has a run folder to write to and progress to look at. Stacks and culprit go to standard error, the exit
-    code is 1."""
+    is done before :func:`watch` has a run folder to write to and progress to look at. Stacks and culprit go to standard
+    error, the exit code is 1."""
     over = threading.Event()
     thread = threading.Thread(target=_bound, args=(doing, limit_s, over), name="hotpot-watchdog", daemon=True)
     faulthandler.dump_traceback_later(_NATIVE_FACTOR * limit_s + _LAST_S, exit=True, file=2)
@@ -244,11 +244,12 @@ def _main_place(main: int) -> str:
     """Return where the main thread is; where it waits for a thread of ours there, also where that one is."""
     frames = sys._current_frames()
     place = thread_place(frames.get(main))
-    behind = [name for module, name in _BEHIND.items() if place.startswith(f"{module}.")]
-    for thread in threading.enumerate():
-        if behind and thread.name.startswith(behind[0]) and thread.ident is not None:
-            place += f", for {thread.name}, which is in {thread_place(frames.get(thread.ident))}"
-    return place
+    behind = tuple(name for module, name in _BEHIND.items() if place.startswith(f"{module}."))
+    waited_for = [thread for thread in threading.enumerate() if thread.name.startswith(behind)]
+    return place + "".join(
+        f", for {thread.name}, which is in {thread_place(frames.get(thread.ident or 0))}"
+        for thread in waited_for
+    )
 
 
 def _words(verdict: Verdict, run_folder: Path) -> str:
